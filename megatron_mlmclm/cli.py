@@ -34,11 +34,13 @@ def dispatch(argv: list[str]) -> int | None:
     called = argv[0] if argv else None
     module: ModuleType | None = None
     for verb, (path, text) in VERBS.items():
-        sub = verbs.add_parser(verb, help=text, description=text)
+        sub = verbs.add_parser(verb, help=text, description=text, allow_abbrev=False)
         if verb == called:
             module = importlib.import_module(path)
             module.add_arguments(sub)
-    args = parser.parse_args(argv)
+    args, args.extra = parser.parse_known_args(argv)
+    if args.extra and not getattr(args, "passes_on", False):
+        parser.error(f"unrecognized arguments: {' '.join(args.extra)}")
     assert module is not None  # argparse has left already for an unknown verb
     return module.run(args)
 

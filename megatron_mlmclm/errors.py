@@ -10,12 +10,16 @@ class UserError(Exception):
     """Bad input: the message names the file, line or key, and what to do about it. One line."""
 
 
-def run_cleanly(main: Callable[[], int | None]) -> None:
-    """Run `main` and leave the process: 0 or its status, 2 with one line on stderr for a `UserError`."""
+def run_cleanly(main: Callable[[], int | None], silent: bool = False) -> None:
+    """Run `main` and leave the process: 0 or its status, 2 with one line on stderr for a `UserError`.
+
+    `silent` drops that line: of many ranks that find the same mistake one says it.
+    """
     try:
         status = main() or 0
     except UserError as error:
-        print(f"mlmclm: error: {' '.join(str(error).split())}", file=sys.stderr)
+        if not silent:
+            print(f"mlmclm: error: {' '.join(str(error).split())}", file=sys.stderr)
         status = EXIT_USER_ERROR
     except KeyboardInterrupt:
         print("mlmclm: interrupted", file=sys.stderr)

@@ -1,5 +1,8 @@
 """What is predicted: one objective per file, and the keyed randomness they draw from."""
 
+from megatron_mlmclm.objectives.base import Objective, Sample, Vocabulary
+from megatron_mlmclm.objectives.clm import Clm
 from megatron_mlmclm.objectives.keyed import draw_u64, hash_key, threshold_u64
+from megatron_mlmclm.objectives.mlm import Mlm
 
-__all__ = ["draw_u64", "hash_key", "threshold_u64"]
+__all__ = ["Clm", "Mlm", "Objective", "Sample", "Vocabulary", "draw_u64", "hash_key", "threshold_u64"]

@@ -1,0 +1,24 @@
+"""Who may see whom, as one value."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from megatron_mlmclm.errors import UserError
+
+Direction = Literal["causal", "bidirectional"]
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """The attention pattern of a phase: `direction` over the whole sequence."""
+
+    direction: Direction
+
+    def __post_init__(self) -> None:
+        if self.direction not in get_args(Direction):
+            raise UserError(f"attention {self.direction!r} is not one of {', '.join(get_args(Direction))}")
+
+    @property
+    def attn_mask_type(self) -> str:
+        """The name of megatron's `AttnMaskType` for it. `no_mask` is full attention: a sample has no padding."""
+        return "causal" if self.direction == "causal" else "no_mask"

@@ -1,0 +1,30 @@
+"""Text -> documents -> samples. The room's front door; each name is imported when it is first asked for."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from megatron_mlmclm.data.blend import Blend, SampleId
+    from megatron_mlmclm.data.indexed import IndexedReader, IndexedWriter
+    from megatron_mlmclm.data.dataset import EncoderDataset, Reading
+    from megatron_mlmclm.data.stream import TokenStream
+    from megatron_mlmclm.data.tokenizer import Tokenizer
+
+_HOME = {
+    "Blend": "blend",
+    "EncoderDataset": "dataset",
+    "Reading": "dataset",
+    "SampleId": "blend",
+    "IndexedReader": "indexed",
+    "IndexedWriter": "indexed",
+    "TokenStream": "stream",
+    "Tokenizer": "tokenizer",
+}
+
+__all__ = ["Blend", "EncoderDataset", "Reading", "IndexedReader", "IndexedWriter", "SampleId", "TokenStream", "Tokenizer"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -1,0 +1,1 @@
+"""What Megatron's loop is given: run folder, datasets, forward step, validation and progress."""

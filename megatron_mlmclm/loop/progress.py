@@ -1,0 +1,90 @@
+"""The line on the terminal and metrics.jsonl. Both are the last rank's job: it alone has the loss."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+from megatron_mlmclm.phases import Phase, StepResult
+from megatron_mlmclm.recipe import Recipe
+
+
+class Progress:
+    """Writes metrics.jsonl (one JSON object per step or evaluation) and, every `log_interval` steps, a line."""
+
+    def __init__(self, recipe: Recipe, terminal: TextIO) -> None:
+        self._recipe = recipe
+        self._terminal = terminal
+        self._path = Path(recipe.output) / "metrics.jsonl"
+        self._step_seconds: float | None = None
+        self._evaluated_at: int | None = None
+        self._phase: Phase | None = None
+        self._step = 0
+
+    def start(self, step: int, phase: Phase) -> None:
+        """Before a step: at the first one of this process, forget what an earlier process wrote beyond it."""
+        if self._phase is None:
+            self._keep_before(step)
+        if self._phase is not phase:
+            self._say(f"phase {phase.ordinal}: {phase.name}, attention {phase.view.pattern.direction}, from step {step}")
+        self._phase = phase
+
+    def step(self, result: StepResult, phase: Phase) -> None:
+        """After a step."""
+        recipe, tokens = self._recipe, self._recipe.batch.global_batch_size * self._recipe.model.seq_length
+        (loss,) = result.losses.values()
+        self._step = result.step
+        # The first step warms up caches and kernels; a running mean of the others tells the time left.
+        past = self._step_seconds
+        self._step_seconds = result.seconds if past is None else 0.9 * past + 0.1 * result.seconds
+        speed = tokens / result.seconds
+        self._write(
+            kind="train",
+            step=result.step,
+            phase=phase.ordinal,
+            objective=phase.view.objective.name,
+            loss=loss,
+            lr=result.lr,
+            grad_norm=result.grad_norm,
+            tokens_per_s=speed,
+            samples=result.first_sample + recipe.batch.global_batch_size,
+            time=time.time(),
+        )
+        if result.step % recipe.log_interval == 0 or result.step == recipe.steps:
+            left = (recipe.steps - result.step) * self._step_seconds
+            self._say(
+                f"{phase.name:>6}  step {result.step}/{recipe.steps}  loss {loss:.4f}  lr {result.lr:.2e}"
+                f"  {tokens / self._step_seconds:,.0f} tokens/s  {_clock(left)} left"
+            )
+
+    def evaluation(self, losses: dict[str, float]) -> None:
+        """After an evaluation. Megatron evaluates once more after the last step: said once."""
+        if self._evaluated_at == self._step:
+            return
+        self._evaluated_at = self._step
+        phase = self._phase.ordinal if self._phase else 0
+        self._write(kind="valid", step=self._step, phase=phase, losses=losses, time=time.time())
+        shown = "  ".join(f"{name} {loss:.4f}" for name, loss in losses.items())
+        self._say(f"validation after step {self._step}: {shown}")
+
+    def _keep_before(self, step: int) -> None:
+        if not self._path.is_file():
+            return
+        lines = [line for line in self._path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        kept = [line for line in lines if json.loads(line)["step"] < step]
+        aside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        aside.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        aside.replace(self._path)
+
+    def _write(self, **values: Any) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
+
+    def _say(self, line: str) -> None:
+        print(line, file=self._terminal, flush=True)
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"

@@ -1,0 +1,92 @@
+"""What the user asked for: a recipe with overrides, checked against tokenizer and data, and extra Megatron flags."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatron_mlmclm.attention import Pattern
+from megatron_mlmclm.data import TokenStream, Tokenizer
+from megatron_mlmclm.errors import UserError
+from megatron_mlmclm.objectives import Clm, Mlm, Objective, Vocabulary
+from megatron_mlmclm.phases import Timeline, View
+from megatron_mlmclm.recipe import Recipe, check_recipe, load_recipe
+from megatron_mlmclm.recipe.schema import SourceSection
+
+
+@dataclass(frozen=True)
+class Request:
+    """A checked run. `views` are the phases' followed by the validation's; a sample carries its view's number."""
+
+    recipe: Recipe
+    flags: tuple[str, ...]  # the user's own Megatron flags
+    tokenizer: Tokenizer
+    vocabulary: Vocabulary
+    timeline: Timeline
+    views: tuple[View, ...]
+    train: tuple[TokenStream, ...]
+    valid: tuple[TokenStream, ...]
+
+
+def read_request(path: str, extra: Sequence[str], world_size: int | None) -> Request:
+    """Load the recipe at `path` with `extra` (`key=value` overrides first, then Megatron flags) and check it all.
+
+    Raises:
+        UserError: one line; nothing was written.
+    """
+    overrides, flags = _split(extra)
+    recipe = load_recipe(path, overrides)
+    tokenizer = Tokenizer.load(recipe.data.tokenizer)
+    check_recipe(recipe, world_size, tokenizer.vocab_size)
+    vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.mask_id, tuple(sorted(tokenizer.special_ids)))
+    timeline = _timeline(recipe, vocabulary)
+    validation = [
+        _view(name, recipe.validation.mask_ratio, None, 0, vocabulary) for name in recipe.validation.objectives
+    ]
+    return Request(
+        recipe=recipe,
+        flags=tuple(flags),
+        tokenizer=tokenizer,
+        vocabulary=vocabulary,
+        timeline=timeline,
+        views=(*(phase.view for phase in timeline.phases), *validation),
+        train=_streams(recipe.data.train, recipe, tokenizer),
+        valid=_streams(recipe.data.valid, recipe, tokenizer),
+    )
+
+
+def _split(extra: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Everything before the first `--flag` is an override."""
+    first_flag = next((i for i, text in enumerate(extra) if text.startswith("-")), len(extra))
+    return list(extra[:first_flag]), list(extra[first_flag:])
+
+
+def _timeline(recipe: Recipe, vocabulary: Vocabulary) -> Timeline:
+    parts = []
+    for phase in recipe.phases:
+        view = _view(phase.objective, phase.mask_ratio, phase.attention, phase.mask_seed, vocabulary)
+        parts.append((phase.name or phase.objective, view, phase.steps * recipe.batch.global_batch_size))
+    return Timeline.of(parts)
+
+
+def _view(name: str, ratio: float | None, attention: str | None, mask_seed: int, vocabulary: Vocabulary) -> View:
+    objective: Objective = Clm() if name == "clm" else Mlm(vocabulary, ratio)
+    return View(objective, Pattern(attention or objective.direction), mask_seed)
+
+
+def _streams(sources: Sequence[SourceSection], recipe: Recipe, tokenizer: Tokenizer) -> tuple[TokenStream, ...]:
+    for source in sources:
+        _check_sidecar(Path(f"{source.path}.json"), recipe, tokenizer)
+    return tuple(TokenStream(source.path, recipe.model.seq_length) for source in sources)
+
+
+def _check_sidecar(sidecar: Path, recipe: Recipe, tokenizer: Tokenizer) -> None:
+    """Data made by `mlmclm preprocess` says which tokenizer made it."""
+    if not sidecar.is_file():
+        return
+    made_by = json.loads(sidecar.read_text(encoding="utf-8")).get("tokenizer_fingerprint")
+    if made_by and made_by != tokenizer.fingerprint:
+        raise UserError(
+            f"{sidecar}: the data was made with another tokenizer ({made_by[:12]}) than {recipe.data.tokenizer}"
+            f" ({tokenizer.fingerprint[:12]}); preprocess it again or name its own tokenizer"
+        )

@@ -1,0 +1,71 @@
+"""A run: everything of ours is hung on Megatron's seams, then its own `pretrain` does the work."""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TextIO
+
+import torch
+from megatron.core.enums import ModelType
+from megatron.training import pretrain
+from megatron.training.argument_utils import pretrain_cfg_container_from_args
+from megatron.training.arguments import parse_and_validate_args
+
+from megatron_mlmclm.attention import verify
+from megatron_mlmclm.loop.datasets import datasets_provider
+from megatron_mlmclm.loop.forward import ForwardStep
+from megatron_mlmclm.loop.progress import Progress
+from megatron_mlmclm.loop.request import Request
+from megatron_mlmclm.loop.validation import collector
+from megatron_mlmclm.model import model_config
+from megatron_mlmclm.phases import Phase, StepResult, wrap_train_step
+from megatron_mlmclm.platform import transformer_implementation
+from megatron_mlmclm.recipe import dump_recipe, megatron_flags
+
+
+def run(request: Request, terminal: TextIO, is_last_rank: bool) -> None:
+    """Train `request` to its end, or resume it from the newest checkpoint in its run folder."""
+    recipe = request.recipe
+    flags = megatron_flags(recipe, vocab_size=request.vocabulary.size, platform=transformer_implementation())
+    sys.argv = [sys.argv[0], *flags, *request.flags]
+    args = parse_and_validate_args()
+    args.mlmclm_recipe = dump_recipe(recipe)  # Megatron saves its arguments in every checkpoint
+    if args.rank == 0:
+        print(args.mlmclm_recipe, file=terminal, flush=True)
+
+    config = model_config(
+        args,
+        vocab_size=request.vocabulary.size,
+        padded_vocab_size=recipe.model.padded_vocab_size,
+        init_std=recipe.model.init_method_std,
+        pattern=request.timeline.phases[0].view.pattern,
+    )
+    progress = Progress(recipe, terminal) if is_last_rank else None
+    forward_step = ForwardStep(request.views, recipe.validation.objectives, request.vocabulary.size)
+    wrap_train_step(*_hooks(request, forward_step, progress))
+    pretrain(
+        pretrain_cfg_container_from_args(args, config),
+        datasets_provider(request),
+        ModelType.encoder_or_decoder,
+        forward_step,
+        non_loss_data_func=collector(forward_step, progress.evaluation if progress else None),
+    )
+
+
+def _hooks(request: Request, forward_step: ForwardStep, progress: Progress | None) -> tuple[Callable, Callable]:
+    current: list[Phase] = []
+
+    def on_start(step: int, first_sample: int, chunks: Sequence[torch.nn.Module]) -> None:
+        phase = request.timeline.at(first_sample)
+        if progress:
+            progress.start(step, phase)
+        if current != [phase]:  # the first step after build or load, or a switch
+            current[:] = [phase]
+            for chunk in chunks:
+                forward_step.attend(chunk, phase.view.pattern)
+            verify(chunks, phase.view.pattern)
+
+    def on_end(result: StepResult) -> None:
+        if progress:
+            progress.step(result, current[0])
+
+    return on_start, on_end

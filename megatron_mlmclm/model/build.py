@@ -1,0 +1,57 @@
+"""From Megatron's arguments to a `GPTModelConfig` whose layers we chose. The model class is named here only."""
+
+import argparse
+from functools import partial
+
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.training.argument_utils import gpt_config_from_args
+from megatron.training.models.gpt import GPTModelConfig
+
+from megatron_mlmclm.attention import Pattern, SdpaCoreAttention
+from megatron_mlmclm.model.init import init_weights
+from megatron_mlmclm.model.norm import RMSNorm
+
+
+def model_config(
+    args: argparse.Namespace, *, vocab_size: int, padded_vocab_size: int | None, init_std: float, pattern: Pattern
+) -> GPTModelConfig:
+    """The model of a run: Megatron's GPT stack with our norm and core attention, and keyed initial weights.
+
+    `vocab_size` is the tokenizer's; with `padded_vocab_size` None, Megatron pads it to a multiple of 128 * tp.
+    `pattern` is the first phase's.
+    """
+    config = gpt_config_from_args(args)
+    config.vocab_size = padded_vocab_size or vocab_size
+    config.should_pad_vocab = padded_vocab_size is None
+    config.transformer_layer_spec = partial(layer_spec, pattern=pattern)
+    config.pre_wrap_hooks.append(partial(init_weights, seed=args.seed, std=init_std, vocab_size=vocab_size))
+    return config
+
+
+def layer_spec(
+    config: GPTModelConfig, vp_stage: int | None = None, *, pattern: Pattern
+) -> ModuleSpec | TransformerBlockSubmodules:
+    """Layers that start with `pattern`: TE's where the run asks for Transformer Engine, else local ones made ours."""
+    transformer = config.transformer
+    if transformer.transformer_impl == "transformer_engine":
+        spec = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=transformer.qk_layernorm)
+        _start_with(spec, pattern)
+        return spec
+    spec = get_gpt_layer_local_spec(qk_layernorm=transformer.qk_layernorm, normalization="RMSNorm")
+    spec.submodules.input_layernorm = RMSNorm
+    spec.submodules.pre_mlp_layernorm = RMSNorm
+    spec.submodules.self_attention.submodules.core_attention = SdpaCoreAttention
+    _start_with(spec, pattern)
+    # A plain ModuleSpec would keep megatron's final norm, which refuses sequence parallelism.
+    layers = get_num_layers_to_build(transformer, vp_stage=vp_stage)
+    return TransformerBlockSubmodules(layer_specs=[spec] * layers, layer_norm=RMSNorm)
+
+
+def _start_with(spec: ModuleSpec, pattern: Pattern) -> None:
+    spec.submodules.self_attention.params["attn_mask_type"] = AttnMaskType[pattern.attn_mask_type]

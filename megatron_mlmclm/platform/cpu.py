@@ -1,0 +1,200 @@
+"""Megatron on a CPU with gloo, through its own code paths. With CUDA present nothing here is applied.
+
+Every patch is a row of `torch_patches` or `megatron_patches` with its reason. Those of torch go in before megatron is
+imported; those of megatron right after. torch's own modules must keep seeing that there is no CUDA (dynamo and pinned
+memory break otherwise), so questions such as `is_available` are answered by who asks.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Patch:
+    """`owner.name` is replaced by `value`, because of `reason`."""
+
+    owner: Any
+    name: str
+    value: Any
+    reason: str
+
+    def apply(self) -> None:
+        setattr(self.owner, self.name, self.value)
+
+
+def prepare() -> list[Patch]:
+    """Let megatron run on this machine and return the patches that took: none where CUDA is present."""
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # says once a rank that CUDA is absent
+    if torch.cuda.is_available():
+        return []
+    if "megatron" in sys.modules and "megatron.core" in sys.modules:
+        raise RuntimeError("platform.prepare() must run before megatron is imported")
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # megatron's jit decorators would compile for a device that is not there
+    # With Transformer Engine importable, megatron's local layer spec takes TE's norm, which cannot run on a CPU.
+    sys.modules["transformer_engine"] = None  # type: ignore[assignment]
+    patches = torch_patches()
+    for patch in patches:
+        patch.apply()
+    CudaNamesMeanCpu().__enter__()
+    of_megatron = megatron_patches()
+    for patch in of_megatron:
+        patch.apply()
+    return patches + of_megatron
+
+
+def transformer_implementation() -> str:
+    """Which layers run here: "cpu", "cuda" (local layers on a GPU without Transformer Engine) or "te"."""
+    # The patched question answers a caller that is not megatron with the truth.
+    if not torch.cuda.is_available():
+        return "cpu"
+    return "te" if importlib.util.find_spec("transformer_engine") else "cuda"
+
+
+class CudaNamesMeanCpu(TorchFunctionMode):
+    """`device="cuda"`, `.cuda()` and `.to("cuda")` give CPU tensors; `tensor.type()` keeps the CUDA spelling.
+
+    The distributed optimizer sorts its parameters by `tensor.type()`, for which only `torch.cuda.*` names exist.
+    """
+
+    def __torch_function__(
+        self, func: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.Tensor.cuda:
+            return args[0]
+        if "device" in kwargs and _is_cuda(kwargs["device"]):
+            kwargs = {**kwargs, "device": CPU}
+        if func is torch.Tensor.to:
+            args = tuple(CPU if _is_cuda(arg) else arg for arg in args)
+        result = func(*args, **kwargs)
+        if func is torch.Tensor.type and len(args) == 1 and not kwargs:
+            return result.replace("torch.", "torch.cuda.", 1)
+        return result
+
+
+def _is_cuda(device: Any) -> bool:
+    if isinstance(device, str):
+        return device.startswith("cuda")
+    return isinstance(device, torch.device) and device.type == "cuda"
+
+
+class _Idle:
+    """A stream or event where there is nothing to wait for. Any method may be called, and does nothing."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_, **__: 0.0 if name == "elapsed_time" else None
+
+
+@contextlib.contextmanager
+def _no_stream(*_: Any, **__: Any) -> Iterator[None]:
+    yield
+
+
+def _for_megatron(answer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A question that gets `answer` when a megatron module asks, and the truth otherwise."""
+
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        asker = sys._getframe(1).f_globals.get("__name__", "")
+        return answer if asker.split(".")[0] == "megatron" else original(*args, **kwargs)
+
+    return ask
+
+
+def _always(answer: Any) -> Callable[..., Any]:
+    """A function of its own for each patch: dynamo's tables refuse one object under two torch names."""
+    return lambda *_, **__: answer
+
+
+def _rng_state(*_: Any, **__: Any) -> torch.Tensor:
+    return torch.get_rng_state()
+
+
+def _set_rng_state(state: torch.Tensor, *_: Any, **__: Any) -> None:
+    torch.set_rng_state(state)
+
+
+def _seed_cpu(seed: int) -> None:
+    torch.random.default_generator.manual_seed(int(seed))
+
+
+class _Zeros(dict):
+    def __missing__(self, key: str) -> int:
+        return 0
+
+
+def torch_patches() -> list[Patch]:
+    """What has to change in `torch.cuda` before megatron is imported."""
+    cuda = torch.cuda
+    idle = "there is no stream to order or wait for"
+    count = "memory counters: nothing is counted on a CPU"
+    rng = "the CPU generator plays the device generator's part"
+    return [
+        Patch(cuda, "is_available", _for_megatron(True, cuda.is_available), "megatron asserts CUDA at start"),
+        Patch(cuda, "device_count", _for_megatron(1, cuda.device_count), "no model parallel groups without a device"),
+        Patch(cuda, "current_device", _always(CPU), "megatron places tensors by it"),
+        Patch(cuda, "set_device", _always(None), "one CPU"),
+        Patch(cuda, "synchronize", _always(None), idle),
+        Patch(cuda, "empty_cache", _always(None), idle),
+        Patch(cuda, "Stream", type("Stream", (_Idle,), {}), idle),
+        Patch(cuda, "Event", type("Event", (_Idle,), {}), idle),
+        Patch(cuda, "stream", _no_stream, idle),
+        Patch(cuda, "set_stream", _always(None), idle),
+        Patch(cuda, "current_stream", _always(_Idle()), idle),
+        Patch(cuda, "default_stream", _always(_Idle()), idle),
+        Patch(cuda, "memory_allocated", _always(0), count),
+        Patch(cuda, "memory_reserved", _always(0), count),
+        Patch(cuda, "max_memory_allocated", _always(0), count),
+        Patch(cuda, "max_memory_reserved", _always(0), count),
+        Patch(cuda, "reset_peak_memory_stats", _always(None), count),
+        Patch(cuda, "memory_stats", _always(_Zeros()), count),
+        Patch(cuda, "device_memory_used", _always(0), count),
+        Patch(cuda, "get_rng_state", _rng_state, rng),
+        Patch(cuda, "set_rng_state", _set_rng_state, rng),
+        Patch(cuda.random, "get_rng_state", _rng_state, rng),
+        Patch(cuda, "manual_seed", _seed_cpu, rng),
+        Patch(cuda, "get_device_capability", _always((0, 0)), "asked when arguments are checked"),
+    ]
+
+
+def megatron_patches() -> list[Patch]:
+    """What has to change in megatron itself, once imported. Imports megatron (about 8 s)."""
+    from megatron_mlmclm.platform.adam import FusedLayoutAdam
+
+    random = importlib.import_module("megatron.core.tensor_parallel.random")
+    optimizer = importlib.import_module("megatron.core.optimizer")
+    distributed = importlib.import_module("megatron.core.optimizer.distrib_optimizer")
+    helpers = importlib.import_module("megatron.core.datasets.utils")
+    loads = distributed.DistributedOptimizer.load_parameter_state_from_dp_reshardable
+    adam = "torch's Adam keeps its step per parameter; the distributed optimizer's checkpoint wants it per group"
+    return [
+        Patch(random, "_set_cuda_rng_state", _set_rng_state, "see get_rng_state"),
+        Patch(optimizer, "Adam", FusedLayoutAdam, adam),
+        Patch(optimizer, "USING_PYTORCH_OPTIMIZER", False, adam),
+        Patch(distributed, "Adam", FusedLayoutAdam, adam),
+        Patch(distributed, "HAVE_APEX_OR_TE", True, adam),
+        Patch(distributed, "USING_APEX_OPTIMIZER", True, adam),
+        Patch(
+            distributed.DistributedOptimizer,
+            "load_parameter_state_from_dp_reshardable",
+            torch.no_grad()(loads),
+            "lacks no_grad upstream: loading fp32 weights raises on a leaf that requires grad",
+        ),
+        Patch(helpers, "compile_helpers", _always(None), "the wheel ships the compiled helper but no Makefile"),
+    ]

@@ -1,0 +1,40 @@
+"""Pretraining, as torchrun starts it on every rank:
+
+    torchrun --nproc-per-node N -m megatron_mlmclm.pretrain --recipe R.yaml [key=value ...] [any Megatron flag]
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from megatron_mlmclm.errors import run_cleanly
+
+
+def pretrain(argv: Sequence[str]) -> None:
+    """Table of contents of a run. Megatron is imported only after the platform is prepared."""
+    from megatron_mlmclm import platform
+    from megatron_mlmclm.loop.folder import check_resumable, open_run
+    from megatron_mlmclm.loop.request import read_request
+
+    parser = argparse.ArgumentParser(prog="megatron_mlmclm.pretrain", allow_abbrev=False)
+    parser.add_argument("--recipe", required=True)
+    known, extra = parser.parse_known_args(argv)
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    request = read_request(known.recipe, extra, world_size)
+    check_resumable(request.recipe)
+    terminal = open_run(request.recipe, rank)
+    platform.prepare()
+
+    from megatron_mlmclm.loop.run import run
+
+    run(request, terminal, is_last_rank=rank == world_size - 1)
+
+
+def main() -> None:
+    """Entry point. A user's mistake is said once, by rank 0; every rank leaves with status 2."""
+    run_cleanly(lambda: pretrain(sys.argv[1:]), silent=os.environ.get("RANK", "0") != "0")
+
+
+if __name__ == "__main__":  # checkpoint writers are spawned and import this module
+    main()

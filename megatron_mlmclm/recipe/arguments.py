@@ -1,0 +1,91 @@
+"""A recipe as Megatron's own command-line flags. What the user adds after them wins, as Megatron's parser has it."""
+
+from pathlib import Path
+
+from megatron_mlmclm.recipe.schema import Recipe
+
+# Where CUDA is absent: gloo, Megatron's own layers, and no fused kernels.
+CPU_FLAGS = (
+    "--distributed-backend gloo --use-cpu-initialization --transformer-impl local --no-masked-softmax-fusion"
+    " --no-bias-swiglu-fusion --no-bias-dropout-fusion --no-gradient-accumulation-fusion --no-rope-fusion"
+    " --no-persist-layer-norm"
+).split()
+
+# On GPUs without Transformer Engine (and so without apex's gradient accumulation kernel) the same layers are used.
+LOCAL_GPU_FLAGS = (
+    "--transformer-impl local --no-gradient-accumulation-fusion --no-rope-fusion --no-persist-layer-norm"
+).split()
+
+
+def megatron_flags(recipe: Recipe, *, vocab_size: int, platform: str) -> list[str]:
+    """The flags of a run. `platform` is "cpu", "cuda" (no Transformer Engine) or "te"."""
+    flags = [*_model(recipe, vocab_size), *_batch_and_optimizer(recipe), *_layout(recipe), *_files(recipe)]
+    flags += {"cpu": CPU_FLAGS, "cuda": LOCAL_GPU_FLAGS, "te": ["--transformer-impl", "transformer_engine"]}[platform]
+    return [str(flag) for flag in flags]
+
+
+def _model(recipe: Recipe, vocab_size: int) -> list:
+    model = recipe.model
+    flags = [
+        *("--num-layers", model.num_layers, "--hidden-size", model.hidden_size),
+        *("--ffn-hidden-size", model.ffn_hidden_size, "--num-attention-heads", model.num_attention_heads),
+        *("--group-query-attention", "--num-query-groups", model.kv_heads, "--kv-channels", model.head_dim),
+        *("--seq-length", model.seq_length, "--max-position-embeddings", model.seq_length),
+        *("--position-embedding-type", "rope", "--rotary-base", model.rotary_base),
+        *("--normalization", "RMSNorm", "--norm-epsilon", model.layernorm_epsilon, "--swiglu"),
+        *("--disable-bias-linear", "--attention-dropout", 0, "--hidden-dropout", 0),
+        *("--init-method-std", model.init_method_std),
+        # Megatron's tokenizer does nothing here but carry the size; ids come from the indexed data.
+        *("--tokenizer-type", "NullTokenizer", "--vocab-size", vocab_size),
+    ]
+    if not model.tie_embeddings:
+        flags.append("--untie-embeddings-and-output-weights")
+    return flags
+
+
+def _batch_and_optimizer(recipe: Recipe) -> list:
+    optimizer, batch = recipe.optimizer, recipe.batch
+    flags = [
+        *("--micro-batch-size", batch.micro_batch_size, "--global-batch-size", batch.global_batch_size),
+        *("--train-iters", recipe.steps, "--seed", recipe.seed, "--optimizer", "adam"),
+        *("--lr", optimizer.lr, "--min-lr", optimizer.min_lr, "--lr-decay-style", "WSD"),
+        *("--lr-wsd-decay-style", "linear", "--lr-wsd-decay-iters", optimizer.decay_steps),
+        *("--lr-warmup-iters", optimizer.warmup_steps, "--lr-decay-iters", recipe.steps),
+        *("--adam-beta1", optimizer.adam_beta1, "--adam-beta2", optimizer.adam_beta2),
+        *("--adam-eps", optimizer.adam_eps, "--weight-decay", optimizer.weight_decay),
+        *("--clip-grad", optimizer.clip_grad),
+        "--calculate-per-token-loss",  # the only form whose gradient is the mean over predicted tokens
+        "--override-opt_param-scheduler",  # a resumed or longer run follows its recipe, not the checkpoint's lengths
+    ]
+    if recipe.precision == "bf16":
+        flags.append("--bf16")
+    return flags
+
+
+def _layout(recipe: Recipe) -> list:
+    parallel = recipe.parallel
+    flags = [
+        *("--tensor-model-parallel-size", parallel.tensor_model_parallel_size),
+        *("--pipeline-model-parallel-size", parallel.pipeline_model_parallel_size),
+    ]
+    if parallel.num_virtual_stages_per_pipeline_rank:
+        flags += ["--num-virtual-stages-per-pipeline-rank", parallel.num_virtual_stages_per_pipeline_rank]
+    if parallel.sequence_parallel:
+        flags.append("--sequence-parallel")
+    if parallel.use_distributed_optimizer:
+        flags.append("--use-distributed-optimizer")
+    return flags
+
+
+def _files(recipe: Recipe) -> list:
+    run = Path(recipe.output)
+    checkpoints = run / "checkpoints"
+    period = recipe.validation.samples * len(recipe.validation.objectives)
+    return [
+        *("--save", checkpoints, "--load", checkpoints, "--save-interval", recipe.save_interval or recipe.steps),
+        *("--ckpt-format", "torch_dist", "--dist-ckpt-optim-fully-reshardable"),
+        *("--tensorboard-dir", run / "tensorboard", "--log-interval", 1),
+        *("--dataloader-type", "single", "--num-workers", recipe.data.num_workers),
+        *("--eval-interval", recipe.validation.interval),
+        *("--eval-iters", period // recipe.batch.global_batch_size if recipe.data.valid else 0),
+    ]

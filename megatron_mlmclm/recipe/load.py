@@ -1,0 +1,119 @@
+"""A recipe file and `key=value` overrides -> a `Recipe`, or one line that says what is wrong and how to mend it."""
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from megatron_mlmclm.errors import UserError
+from megatron_mlmclm.recipe.schema import Recipe
+
+
+def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read the YAML file at `path`, apply `a.b.0.c=value` overrides (values are YAML), and validate.
+
+    Raises:
+        UserError: the file is missing or no mapping, a key is unknown (the nearest known key is named), a value is off.
+    """
+    values = _read(Path(path))
+    for override in overrides:
+        _apply(values, override)
+    return parse_recipe(values, str(path))
+
+
+def parse_recipe(values: dict[str, Any], source: str) -> Recipe:
+    """Validate a nested mapping; `source` names it in messages."""
+    try:
+        return Recipe.model_validate(values)
+    except ValidationError as error:
+        raise UserError(f"{source}: {_first_problem(error)}") from None
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """The resolved recipe as YAML: every key, defaults included."""
+    return yaml.safe_dump(recipe.model_dump(), sort_keys=False)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot read the recipe ({error.strerror})") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" on line {mark.line + 1}" if mark else ""
+        raise UserError(f"{path}: not valid YAML{where}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: a recipe is a mapping of keys to values")
+    return values
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    """Set one dotted key in place; whole numbers index lists. Missing sections are made."""
+    key, sign, text = override.partition("=")
+    if not sign or not key:
+        raise UserError(f"override {override!r}: write it as key=value, e.g. optimizer.lr=1e-3")
+    try:
+        value = _number_or_same(yaml.safe_load(text))
+    except yaml.YAMLError:
+        raise UserError(f"override {override!r}: the value is not valid YAML") from None
+    *parents, last = key.split(".")
+    node: Any = values
+    for part in parents:
+        node = node[_index(node, part, key)] if isinstance(node, list) else node.setdefault(part, {})
+        if not isinstance(node, dict | list):
+            raise UserError(f"override {override!r}: {part!r} has no keys below it")
+    if isinstance(node, list):
+        node[_index(node, last, key)] = value
+    else:
+        node[last] = value
+
+
+def _number_or_same(value: Any) -> Any:
+    """YAML 1.1 reads `1e-3` as text; a user means the number."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _index(node: list, part: str, key: str) -> int:
+    if not part.isdigit() or int(part) >= len(node):
+        raise UserError(f"override {key}: {part!r} is not an index below {len(node)}")
+    return int(part)
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    key = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key {key}{_nearest(problem['loc'])}"
+    if problem["type"] == "missing":
+        return f"{key} is missing"
+    message = problem["msg"].removeprefix("Value error, ")
+    given = problem.get("input")
+    shown = f" (it is {given!r})" if isinstance(given, str | int | float | bool | None) else ""
+    return f"{key}: {message}{shown}"
+
+
+def _nearest(location: tuple[int | str, ...]) -> str:
+    """The known key most like the unknown one, in its own section."""
+    section: type[BaseModel] = Recipe
+    for part in location[:-1]:
+        if isinstance(part, str):
+            section = _section_below(section, part)
+    known = list(section.model_fields)
+    close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.4)
+    return f"; did you mean {close[0]}?" if close else f"; known here: {', '.join(known)}"
+
+
+def _section_below(section: type[BaseModel], name: str) -> type[BaseModel]:
+    annotation = section.model_fields[name].annotation
+    while not isinstance(annotation, type) or not issubclass(annotation, BaseModel):
+        annotation = get_args(annotation)[0]
+    return annotation
