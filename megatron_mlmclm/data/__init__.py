@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from megatron_mlmclm.data.blend import Blend, SampleId
-    from megatron_mlmclm.data.indexed import IndexedReader, IndexedWriter
     from megatron_mlmclm.data.dataset import EncoderDataset, Reading
+    from megatron_mlmclm.data.indexed import IndexedReader, IndexedWriter
     from megatron_mlmclm.data.stream import TokenStream
     from megatron_mlmclm.data.tokenizer import Tokenizer
 
@@ -21,7 +21,16 @@ _HOME = {
     "Tokenizer": "tokenizer",
 }
 
-__all__ = ["Blend", "EncoderDataset", "Reading", "IndexedReader", "IndexedWriter", "SampleId", "TokenStream", "Tokenizer"]
+__all__ = [
+    "Blend",
+    "EncoderDataset",
+    "Reading",
+    "IndexedReader",
+    "IndexedWriter",
+    "SampleId",
+    "TokenStream",
+    "Tokenizer",
+]
 
 
 def __getattr__(name: str) -> Any:

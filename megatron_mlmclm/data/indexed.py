@@ -27,6 +27,7 @@ VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")  # 34 bytes
 # Megatron's codes. Its float codes (6, 7) cannot hold token ids and are refused.
 DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
+STRETCH = 1 << 22  # rows of the index that `verify` holds at a time
 CODES = {np.dtype(dtype): code for code, dtype in DTYPES.items()}
 
 
@@ -88,20 +89,35 @@ class IndexedReader:
             )
 
     def _check_tables(self) -> int:
-        """Check the ends of the three tables against one another; give the number of tokens they speak of."""
+        """Check the ends of the tables, give the number of tokens. `verify` reads all: start-up must not grow."""
         if self._documents[0] != 0 or self._documents[-1] != self.n_sequences:
             raise UserError(
                 f"{self.idx_path}: documents run from sequence {self._documents[0]:,} to {self._documents[-1]:,},"
                 f" not from 0 to {self.n_sequences:,}: damaged; make it again"
             )
-        n_bytes = self._pointers[-1] + int(self.lengths[-1]) * self.dtype.itemsize
-        total = int(self.lengths.sum(dtype=np.int64)) * self.dtype.itemsize
-        if self._pointers[0] != 0 or n_bytes != total:
+        if self._pointers[0] != 0:
             raise UserError(
-                f"{self.idx_path}: its pointers span {n_bytes - self._pointers[0]:,} bytes from {self._pointers[0]:,},"
-                f" its lengths {total:,}: damaged; make it again"
+                f"{self.idx_path}: its first pointer is {self._pointers[0]:,}, not 0: damaged; make it again"
             )
-        return n_bytes // self.dtype.itemsize
+        return self._pointers[-1] // self.dtype.itemsize + int(self.lengths[-1])
+
+    def verify(self) -> None:
+        """Read the whole index, a stretch at a time. UserError unless pointers sum up lengths and documents rise."""
+        at = 0
+        for start in range(0, self.n_sequences, STRETCH):
+            lengths = self.lengths[start : start + STRETCH].astype(np.int64)
+            ends = at + np.cumsum(lengths * self.dtype.itemsize)
+            found = np.frombuffer(self._pointers[start : start + STRETCH], np.int64)
+            wrong = np.flatnonzero((found != ends - lengths * self.dtype.itemsize) | (lengths < 0))
+            if wrong.size:
+                raise UserError(
+                    f"{self.idx_path}: sequence {start + wrong[0]:,} is out of place: damaged; make it again"
+                )
+            at = int(ends[-1])
+        for start in range(0, self.n_documents, STRETCH):
+            marks = np.frombuffer(self._documents[start : start + STRETCH + 1], np.int64)
+            if (np.diff(marks) < 0).any():
+                raise UserError(f"{self.idx_path}: its documents are out of order: damaged; make it again")
 
     @property
     def lengths(self) -> np.ndarray:
@@ -115,19 +131,25 @@ class IndexedReader:
 
     def tokens(self, start: int, stop: int) -> np.ndarray:
         """Tokens [start, stop) of the stream, a copy, int64 [stop - start]. IndexError outside 0..n_tokens."""
-        if not 0 <= start <= stop <= self.n_tokens:
-            raise IndexError(f"tokens [{start}, {stop}) of {self.n_tokens} in {self.prefix}")
+        self._check_range(start, stop)
         found = np.frombuffer(self._bin, self.dtype, stop - start, start * self.dtype.itemsize)
         return found.astype(np.int64)  # a copy always: a view could outlive the map
 
     def document_ends(self, start: int, stop: int) -> np.ndarray:
         """Positions strictly inside (start, stop) at which a new document begins, rising, a copy, int64 [any]."""
+        self._check_range(start, stop)
         itemsize = self.dtype.itemsize
         begin = bisect.bisect_right(self._documents, start * itemsize, key=self._first_byte)
         end = bisect.bisect_left(self._documents, stop * itemsize, lo=begin, key=self._first_byte)
-        places = dict.fromkeys(self._first_byte(d) // itemsize for d in self._documents[begin:end])
-        places.pop(self.n_tokens, None)  # nothing begins at the end of the stream
-        return np.fromiter(places, np.int64, len(places))  # without the repeats that empty documents make
+        if begin == end:
+            return np.empty(0, np.int64)
+        marks = np.frombuffer(self._documents[begin:end], np.int64)  # all below n_sequences: they begin before `stop`
+        places = np.frombuffer(self._pointers[marks[0] : marks[-1] + 1], np.int64)[marks - marks[0]] // itemsize
+        return np.unique(places)  # without the repeats that empty documents make
+
+    def _check_range(self, start: int, stop: int) -> None:
+        if not 0 <= start <= stop <= self.n_tokens:
+            raise IndexError(f"tokens [{start}, {stop}) of {self.n_tokens} in {self.prefix}")
 
     def _first_byte(self, sequence: int) -> int:
         return self._pointers[sequence] if sequence < self.n_sequences else self.n_tokens * self.dtype.itemsize

@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Print a table on stdout. Errors: UserError for files that are missing, cut or disagree."""
     reader = IndexedReader(args.prefix)
+    reader.verify()
     sidecar = read_sidecar(args.prefix) or {}
     _check_sidecar(reader, sidecar)
     rows = [*_overview(reader, sidecar), *(_deep_look(reader, sidecar) if args.deep else ())]

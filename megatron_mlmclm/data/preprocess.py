@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import NamedTuple
 
@@ -156,7 +156,16 @@ _worker: _Encoder
 def _start_worker(tokenizer: str, text_key: str) -> None:
     global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent alone answers it
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
     _worker = _Encoder(tokenizer, text_key)
+
+
+def _leave_with_parent() -> None:
+    """End this worker when its parent is gone, however it went (SIGKILL runs no clean-up)."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _encode(piece: Piece) -> Encoded:

@@ -1,5 +1,6 @@
 """The line on the terminal and metrics.jsonl. Both are the last rank's job: it alone has the loss."""
 
+import contextlib
 import json
 import os
 import time
@@ -18,9 +19,7 @@ class Progress:
         self._terminal = terminal
         self._path = Path(recipe.output) / "metrics.jsonl"
         self._step_seconds: float | None = None
-        self._evaluated_at: int | None = None
         self._phase: Phase | None = None
-        self._step = 0
 
     def start(self, step: int, phase: Phase) -> None:
         """Before a step: at the first one of this process, forget what an earlier process wrote beyond it."""
@@ -34,7 +33,6 @@ class Progress:
         """After a step."""
         recipe, tokens = self._recipe, self._recipe.batch.global_batch_size * self._recipe.model.seq_length
         (loss,) = result.losses.values()
-        self._step = result.step
         # The first step warms up caches and kernels; a running mean of the others tells the time left.
         past = self._step_seconds
         self._step_seconds = result.seconds if past is None else 0.9 * past + 0.1 * result.seconds
@@ -58,24 +56,32 @@ class Progress:
                 f"  {tokens / self._step_seconds:,.0f} tokens/s  {_clock(left)} left"
             )
 
-    def evaluation(self, losses: dict[str, float]) -> None:
-        """After an evaluation. Megatron evaluates once more after the last step: said once."""
-        if self._evaluated_at == self._step:
+    def evaluation(self, step: int, phase: Phase, losses: dict[str, float]) -> None:
+        """After an evaluation. Megatron evaluates again after the last step, also when nothing was left: said once."""
+        if any(line["kind"] == "valid" and line["step"] == step for line in self._lines()):
             return
-        self._evaluated_at = self._step
-        phase = self._phase.ordinal if self._phase else 0
-        self._write(kind="valid", step=self._step, phase=phase, losses=losses, time=time.time())
+        self._write(kind="valid", step=step, phase=phase.ordinal, losses=losses, time=time.time())
         shown = "  ".join(f"{name} {loss:.4f}" for name, loss in losses.items())
-        self._say(f"validation after step {self._step}: {shown}")
+        self._say(f"validation after step {step}: {shown}")
+
+    def end(self) -> None:
+        """After the last step."""
+        self._say(f"run: {self._recipe.output}")
 
     def _keep_before(self, step: int) -> None:
-        if not self._path.is_file():
-            return
-        lines = [line for line in self._path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        kept = [line for line in lines if json.loads(line)["step"] < step]
+        kept = [line for line in self._lines() if line["step"] < step]
         aside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        aside.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        aside.write_text("".join(f"{json.dumps(line)}\n" for line in kept), encoding="utf-8")
         aside.replace(self._path)
+
+    def _lines(self) -> list[dict[str, Any]]:
+        """What is recorded. A line that a killed process left unfinished is the last one, and not counted."""
+        lines = []
+        if self._path.is_file():
+            for text in self._path.read_text(encoding="utf-8").splitlines():
+                with contextlib.suppress(json.JSONDecodeError):
+                    lines.append(json.loads(text))
+        return lines
 
     def _write(self, **values: Any) -> None:
         with self._path.open("a", encoding="utf-8") as file:

@@ -47,8 +47,18 @@ def run(request: Request, terminal: TextIO, is_last_rank: bool) -> None:
         datasets_provider(request),
         ModelType.encoder_or_decoder,
         forward_step,
-        non_loss_data_func=collector(forward_step, progress.evaluation if progress else None),
+        non_loss_data_func=collector(forward_step, _evaluated(request, progress) if progress else None),
     )
+    if progress:
+        progress.end()
+
+
+def _evaluated(request: Request, progress: Progress) -> Callable[[int, dict[str, float]], None]:
+    def report(consumed: int, losses: dict[str, float]) -> None:
+        phase = request.timeline.at(consumed - 1)
+        progress.evaluation(consumed // request.recipe.batch.global_batch_size, phase, losses)
+
+    return report
 
 
 def _hooks(request: Request, forward_step: ForwardStep, progress: Progress | None) -> tuple[Callable, Callable]:

@@ -4,14 +4,18 @@ from collections.abc import Callable, Sequence
 
 import torch
 from megatron.core import parallel_state
+from megatron.training import get_args
 
 from megatron_mlmclm.loop.forward import ForwardStep
 
+Report = Callable[[int, dict[str, float]], None]
 
-def collector(forward_step: ForwardStep, report: Callable[[dict[str, float]], None] | None) -> Callable[[object], None]:
-    """A `non_loss_data_func`: reduce what `forward_step` added up over the data parallel ranks; `report` it.
 
-    Sums and counts are float64, exact to 2**53 tokens; Megatron's own are float32. `report` None: another rank's job.
+def collector(forward_step: ForwardStep, report: Report | None) -> Callable[[object], None]:
+    """A `non_loss_data_func`: reduce what `forward_step` added up over the data parallel ranks.
+
+    Calls `report(consumed_train_samples, losses)`; None: another rank's job. Sums and counts are float64, exact to
+    2**53 tokens; Megatron's own are float32.
     """
 
     def collect(_model: Sequence[torch.nn.Module]) -> None:
@@ -22,6 +26,7 @@ def collector(forward_step: ForwardStep, report: Callable[[dict[str, float]], No
         forward_step.evaluated.clear()
         torch.distributed.all_reduce(sums, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
         if report is not None:
-            report({name: float(total / count) for name, (total, count) in zip(names, sums, strict=True)})
+            losses = {name: float(total / count) for name, (total, count) in zip(names, sums, strict=True)}
+            report(get_args().consumed_train_samples, losses)
 
     return collect

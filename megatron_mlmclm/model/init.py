@@ -5,8 +5,8 @@ own CPU initialization agrees across tensor parallel sizes but not across pipeli
 """
 
 import torch
+from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
-from megatron.core.dist_checkpointing.utils import extract_sharded_tensors
 from megatron.core.transformer.module import MegatronModule
 
 from megatron_mlmclm.objectives import hash_key
@@ -21,19 +21,16 @@ def init_weights(chunks: list[MegatronModule], seed: int, std: float, vocab_size
     Source: the paper's code draws all matrices alike, without depth scaling. Padded vocabulary rows are zero.
     """
     for chunk in chunks:
-        state = chunk.sharded_state_dict(prefix="")
-        apply_factories(state)
-        sharded, _ = extract_sharded_tensors(state)
-        for tensor in _tensors(sharded):
+        for tensor in sharded_tensors(chunk):
             _fill(tensor, seed, std, vocab_size)
     return chunks
 
 
-def _tensors(state: object) -> list[ShardedTensor]:
-    if isinstance(state, ShardedTensor):
-        return [state]
-    values = state.values() if isinstance(state, dict) else state if isinstance(state, list) else []
-    return [tensor for value in values for tensor in _tensors(value)]
+def sharded_tensors(chunk: MegatronModule) -> list[ShardedTensor]:
+    """Every parameter of a model chunk with its global name, shape and offset; the data are views of the parameters."""
+    state = chunk.sharded_state_dict(prefix="")
+    apply_factories(state)
+    return [value for value in nested_values(state) if isinstance(value, ShardedTensor)]
 
 
 @torch.no_grad()

@@ -36,6 +36,8 @@ class Patch:
 
 def prepare() -> list[Patch]:
     """Let megatron run on this machine and return the patches that took: none where CUDA is present."""
+    # Megatron refuses tensor parallelism without it on devices before Blackwell; read when CUDA starts.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # says once a rank that CUDA is absent
     if torch.cuda.is_available():
         return []
@@ -134,6 +136,15 @@ def _seed_cpu(seed: int) -> None:
     torch.random.default_generator.manual_seed(int(seed))
 
 
+@dataclass(frozen=True)
+class _NoDevice:
+    """Properties of a device older than any: megatron then asks for nothing special."""
+
+    major: int = 0
+    minor: int = 0
+    total_memory: int = 0
+
+
 class _Zeros(dict):
     def __missing__(self, key: str) -> int:
         return 0
@@ -170,6 +181,7 @@ def torch_patches() -> list[Patch]:
         Patch(cuda.random, "get_rng_state", _rng_state, rng),
         Patch(cuda, "manual_seed", _seed_cpu, rng),
         Patch(cuda, "get_device_capability", _always((0, 0)), "asked when arguments are checked"),
+        Patch(cuda, "get_device_properties", _always(_NoDevice()), "asked when arguments are checked"),
     ]
 
 

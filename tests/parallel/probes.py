@@ -1,0 +1,110 @@
+"""What the parallel tests look at inside a running world, and how megatron is made to forget a run."""
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from megatron.core import num_microbatches_calculator, parallel_state, rerun_state_machine
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.utils import unwrap_model
+from megatron.training import global_vars, training
+
+from megatron_mlmclm.loop import run as run_module
+from megatron_mlmclm.model.init import sharded_tensors
+
+CHANGED_POSITION = 20
+
+
+@contextlib.contextmanager
+def installed(names: list[str], request, rank: int) -> Iterator[None]:
+    """Hang the named probes on the next run, and take everything off again."""
+    train_step, build = training.train_step, run_module.model_config
+    folder = Path(request.recipe.output)
+
+    def with_probes(args, **kwargs):
+        config = build(args, **kwargs)
+        if "gradients" in names:
+            config.transformer.finalize_model_grads_func = _saving_gradients(folder, rank)
+        return config
+
+    run_module.model_config = with_probes
+    if "perturbation" in names:
+        _perturb_after_each_step(request, folder, rank)
+    try:
+        yield
+    finally:
+        training.train_step, run_module.model_config = train_step, build
+
+
+def reset_megatron() -> None:
+    """Everything megatron keeps in module globals about the run that just ended."""
+    global_vars.destroy_global_vars()
+    num_microbatches_calculator.destroy_num_microbatches_calculator()
+    rerun_state_machine.destroy_rerun_state_machine()
+    parallel_state.destroy_model_parallel()
+    gc.collect()
+
+
+def _saving_gradients(folder: Path, rank: int):
+    """Saves this rank's shards of every full gradient, by global name and offset, at the first step of each phase."""
+    step = 0
+
+    def finalize(model, num_tokens=None, *args, **kwargs):
+        nonlocal step
+        finalize_model_grads(model, num_tokens, *args, **kwargs)
+        step += 1
+        if step in (1, 9):
+            shards = [shard for chunk in unwrap_model(model) for shard in _gradients_as_shards(chunk)]
+            torch.save(shards, folder / f"gradients_{step}_{rank}.pt")
+
+    return finalize
+
+
+def _gradients_as_shards(chunk) -> list[tuple]:
+    """(name with layer index, offset, global shape, data) of each shard, as if gradients were the weights."""
+    weights = {name: p.data for name, p in chunk.named_parameters()}
+    for p in chunk.parameters():
+        p.data = p.main_grad.clone()
+    try:
+        shards = []
+        for t in sharded_tensors(chunk):
+            lead = t.prepend_axis_num
+            name = (t.key, *t.global_offset[:lead])
+            shards.append((name, t.global_offset[lead:], t.global_shape[lead:], t.data.clone()))
+        return shards
+    finally:
+        for name, p in chunk.named_parameters():
+            p.data = weights[name]
+
+
+def _perturb_after_each_step(request, folder: Path, rank: int) -> None:
+    """Saves {step: the first position whose output moves when token CHANGED_POSITION changes}."""
+    inner, found = training.train_step, {}
+
+    def train_step(forward_step_func, data_iterator, model, *rest, iteration, **kwargs):
+        result = inner(forward_step_func, data_iterator, model, *rest, iteration=iteration, **kwargs)
+        found[iteration + 1] = _first_moved(model[0], request.recipe)
+        torch.save(found, folder / f"perturbation_{rank}.pt")
+        return result
+
+    training.train_step = train_step
+
+
+@torch.no_grad()
+def _first_moved(chunk, recipe) -> int:
+    sequences = torch.arange(2 * recipe.model.seq_length).reshape(2, -1) % 97 + 5
+    changed = sequences.clone()
+    changed[:, CHANGED_POSITION] += 1
+    positions = torch.arange(sequences.shape[1]).expand_as(sequences)
+    hidden = {"output_processor": lambda hidden_states, **_: hidden_states}
+    chunk.eval()
+    moved = (chunk(changed, positions, None, **hidden) - chunk(sequences, positions, None, **hidden)).abs().sum(-1)
+    chunk.train()
+    if recipe.parallel.sequence_parallel:  # this rank has its own positions only
+        group = parallel_state.get_tensor_model_parallel_group()
+        parts = [torch.empty_like(moved) for _ in range(group.size())]
+        torch.distributed.all_gather(parts, moved.contiguous(), group=group)
+        moved = torch.cat(parts)
+    return int(moved.amax(1).gt(0).nonzero()[0])
