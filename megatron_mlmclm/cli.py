@@ -28,7 +28,7 @@ def main() -> None:
 
 def dispatch(argv: list[str]) -> int | None:
     """Parse `argv` and run its verb. Only the named verb's module is imported."""
-    parser = argparse.ArgumentParser(prog="mlmclm", description="Encoder pretraining on Megatron-Core: CLM, MLM, biphasic.")
+    parser = argparse.ArgumentParser(prog="mlmclm", description="Encoder pretraining on Megatron-Core")
     parser.add_argument("--version", action="version", version=f"mlmclm {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     called = argv[0] if argv else None

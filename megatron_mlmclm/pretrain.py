@@ -1,6 +1,6 @@
 """Pretraining, as torchrun starts it on every rank:
 
-    torchrun --nproc-per-node N -m megatron_mlmclm.pretrain --recipe R.yaml [key=value ...] [any Megatron flag]
+torchrun --nproc-per-node N -m megatron_mlmclm.pretrain --recipe R.yaml [key=value ...] [any Megatron flag]
 """
 
 import argparse

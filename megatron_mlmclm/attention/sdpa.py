@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule

@@ -19,7 +19,7 @@ from typing import Any, Self
 import numpy as np
 import orjson
 
-from megatron_mlmclm.data.aside import commit, discard, os_errors, temp_name
+from megatron_mlmclm.aside import commit, discard, os_errors, temp_name
 from megatron_mlmclm.errors import UserError
 
 MAGIC = b"MMIDIDX\x00\x00"

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import orjson
 
-from megatron_mlmclm.data.aside import write_file
+from megatron_mlmclm.aside import write_file
 from megatron_mlmclm.data.indexed import IndexedWriter, best_dtype, data_path
 from megatron_mlmclm.data.text import Piece, find_files, iter_pieces, parse_piece
 from megatron_mlmclm.data.tokenizer import Tokenizer

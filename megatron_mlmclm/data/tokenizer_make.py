@@ -10,7 +10,7 @@ import orjson
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from megatron_mlmclm.data.aside import new_folder
+from megatron_mlmclm.aside import new_folder
 from megatron_mlmclm.data.tokenizer import named_roles, read_settings, tokenizer_json
 from megatron_mlmclm.errors import UserError
 

@@ -1,7 +1,6 @@
 """The run folder: resolved recipe, tokenizer, logs, metrics, TensorBoard and checkpoints of one run."""
 
 import logging
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TextIO
 
 import yaml
 
+from megatron_mlmclm.aside import write_file
 from megatron_mlmclm.errors import UserError
 from megatron_mlmclm.recipe import Recipe, dump_recipe
 
@@ -28,7 +28,8 @@ def check_resumable(recipe: Recipe) -> None:
             continue
         if old != new:
             raise UserError(
-                f"{recipe.output} holds checkpoints of a run with {key} = {old}, the recipe has {new}; give another output"
+                f"{recipe.output} holds checkpoints of a run with {key} = {old}, the recipe has {new};"
+                " give another output"
             )
 
 
@@ -54,16 +55,10 @@ def open_run(recipe: Recipe, rank: int) -> TextIO:
     run = Path(recipe.output)
     (run / "logs").mkdir(parents=True, exist_ok=True)
     if rank == 0:
-        _write(run / "recipe.yaml", dump_recipe(recipe))
+        write_file(run / "recipe.yaml", dump_recipe(recipe).encode())
         shutil.copytree(recipe.data.tokenizer, run / "tokenizer", dirs_exist_ok=True)
     terminal = sys.stdout
     sys.stdout = (run / "logs" / f"rank_{rank}.log").open("a", buffering=1, encoding="utf-8")
     logging.basicConfig(stream=sys.stdout, level=logging.WARNING)
     logging.captureWarnings(True)
     return terminal
-
-
-def _write(path: Path, text: str) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)

@@ -2,11 +2,11 @@
 
 import contextlib
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any, TextIO
 
+from megatron_mlmclm.aside import write_file
 from megatron_mlmclm.phases import Phase, StepResult
 from megatron_mlmclm.recipe import Recipe
 
@@ -26,7 +26,9 @@ class Progress:
         if self._phase is None:
             self._keep_before(step)
         if self._phase is not phase:
-            self._say(f"phase {phase.ordinal}: {phase.name}, attention {phase.view.pattern.direction}, from step {step}")
+            self._say(
+                f"phase {phase.ordinal}: {phase.name}, attention {phase.view.pattern.direction}, from step {step}"
+            )
         self._phase = phase
 
     def step(self, result: StepResult, phase: Phase) -> None:
@@ -70,9 +72,7 @@ class Progress:
 
     def _keep_before(self, step: int) -> None:
         kept = [line for line in self._lines() if line["step"] < step]
-        aside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        aside.write_text("".join(f"{json.dumps(line)}\n" for line in kept), encoding="utf-8")
-        aside.replace(self._path)
+        write_file(self._path, "".join(f"{json.dumps(line)}\n" for line in kept).encode())
 
     def _lines(self) -> list[dict[str, Any]]:
         """What is recorded. A line that a killed process left unfinished is the last one, and not counted."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatron_mlmclm.attention import Pattern
-from megatron_mlmclm.data import TokenStream, Tokenizer
+from megatron_mlmclm.data import Tokenizer, TokenStream
 from megatron_mlmclm.errors import UserError
 from megatron_mlmclm.objectives import Clm, Mlm, Objective, Vocabulary
 from megatron_mlmclm.phases import Timeline, View

@@ -13,7 +13,14 @@ KeyPart = int | str
 
 
 def hash_key(*parts: KeyPart, bits: int = 128) -> int:
-    """Hash `parts` (order and type matter) to an integer of `bits` bits."""
+    """Hash `parts` (order and type matter) to an integer of `bits` bits.
+
+    Raises:
+        TypeError: a part is neither int nor str; numpy's integers print in a way of their own and would be other keys.
+    """
+    for part in parts:
+        if type(part) not in (int, str):
+            raise TypeError(f"key part {part!r} is a {type(part).__name__}; only int and str have a fixed form")
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=bits // 8)
     return int.from_bytes(digest.digest(), "little")
 

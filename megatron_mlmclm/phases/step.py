@@ -39,12 +39,18 @@ StartHook = Callable[[int, int, Sequence[torch.nn.Module]], None]
 
 
 def wrap_train_step(on_start: StartHook, on_end: Callable[[StepResult], None]) -> None:
-    """Call `on_start(step, first_sample, model_chunks)` before each step and `on_end(result)` after it, on every rank."""
+    """On every rank, call `on_start(step, first_sample, model_chunks)` before each step and `on_end(result)` after."""
     inner = training.train_step
 
     @wraps(inner)
     def train_step(
-        forward_step_func: Any, data_iterator: Any, model: Any, optimizer: Any, *rest: Any, iteration: int, **kwargs: Any
+        forward_step_func: Any,
+        data_iterator: Any,
+        model: Any,
+        optimizer: Any,
+        *rest: Any,
+        iteration: int,
+        **kwargs: Any,
     ) -> tuple:
         first_sample = get_args().consumed_train_samples
         on_start(iteration + 1, first_sample, model)

@@ -7,7 +7,6 @@ memory break otherwise), so questions such as `is_available` are answered by who
 
 import contextlib
 import importlib
-import importlib.util
 import logging
 import os
 import sys
@@ -17,6 +16,8 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+from megatron_mlmclm.platform.doctor import has_file
 
 CPU = torch.device("cpu")
 
@@ -61,7 +62,7 @@ def transformer_implementation() -> str:
     # The patched question answers a caller that is not megatron with the truth.
     if not torch.cuda.is_available():
         return "cpu"
-    return "te" if importlib.util.find_spec("transformer_engine") else "cuda"
+    return "te" if has_file("transformer_engine", "pytorch") else "cuda"
 
 
 class CudaNamesMeanCpu(TorchFunctionMode):

@@ -5,16 +5,28 @@ from pathlib import Path
 from megatron_mlmclm.recipe.schema import Recipe
 
 # Where CUDA is absent: gloo, Megatron's own layers, and no fused kernels.
-CPU_FLAGS = (
-    "--distributed-backend gloo --use-cpu-initialization --transformer-impl local --no-masked-softmax-fusion"
-    " --no-bias-swiglu-fusion --no-bias-dropout-fusion --no-gradient-accumulation-fusion --no-rope-fusion"
-    " --no-persist-layer-norm"
-).split()
+CPU_FLAGS = [
+    "--distributed-backend",
+    "gloo",
+    "--use-cpu-initialization",
+    "--transformer-impl",
+    "local",
+    "--no-masked-softmax-fusion",
+    "--no-bias-swiglu-fusion",
+    "--no-bias-dropout-fusion",
+    "--no-gradient-accumulation-fusion",
+    "--no-rope-fusion",
+    "--no-persist-layer-norm",
+]
 
 # On GPUs without Transformer Engine (and so without apex's gradient accumulation kernel) the same layers are used.
-LOCAL_GPU_FLAGS = (
-    "--transformer-impl local --no-gradient-accumulation-fusion --no-rope-fusion --no-persist-layer-norm"
-).split()
+LOCAL_GPU_FLAGS = [
+    "--transformer-impl",
+    "local",
+    "--no-gradient-accumulation-fusion",
+    "--no-rope-fusion",
+    "--no-persist-layer-norm",
+]
 
 
 def megatron_flags(recipe: Recipe, *, vocab_size: int, platform: str) -> list[str]:

@@ -41,14 +41,18 @@ def _check_layout(recipe: Recipe, vocab_size: int) -> None:
     chunks = pp * (parallel.num_virtual_stages_per_pipeline_rank or 1)
     _divides(chunks, model.num_layers, "model.num_layers", "pipeline stages")
     if parallel.num_virtual_stages_per_pipeline_rank and pp < 2:
-        raise UserError(f"num_virtual_stages_per_pipeline_rank needs pipeline_model_parallel_size of 2 or more, it is {pp}")
+        raise UserError(
+            f"num_virtual_stages_per_pipeline_rank needs pipeline_model_parallel_size of 2 or more, it is {pp}"
+        )
     if parallel.sequence_parallel:
         if tp < 2:
             raise UserError(f"parallel.sequence_parallel needs {key} of 2 or more, it is {tp}")
         _divides(tp, model.seq_length, "model.seq_length", f"{key} under sequence_parallel")
     if model.padded_vocab_size is not None:
         if model.padded_vocab_size < vocab_size:
-            raise UserError(f"model.padded_vocab_size ({model.padded_vocab_size}) is below the tokenizer's {vocab_size}")
+            raise UserError(
+                f"model.padded_vocab_size ({model.padded_vocab_size}) is below the tokenizer's {vocab_size}"
+            )
         _divides(tp, model.padded_vocab_size, "model.padded_vocab_size", key)
 
 

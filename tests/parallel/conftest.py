@@ -16,7 +16,8 @@ RECIPE = """
 name: layouts
 output: set-by-case
 seed: 77
-model: {{num_layers: 4, hidden_size: 64, ffn_hidden_size: 128, num_attention_heads: 4, num_query_groups: 2, seq_length: 32}}
+model:
+  {{num_layers: 4, hidden_size: 64, ffn_hidden_size: 128, num_attention_heads: 4, num_query_groups: 2, seq_length: 32}}
 data: {{tokenizer: {tokenizer}, train: {train}, valid: {valid}}}
 batch: {{micro_batch_size: 2, global_batch_size: 8}}
 phases:
@@ -82,14 +83,14 @@ def worlds(corpus, tmp_path_factory) -> Worlds:
     """Worlds of 1, 2 and 4 processes."""
     worlds = Worlds(tmp_path_factory.mktemp("worlds"), corpus)
     case = worlds.case
-    both = ("gradients", "perturbation")
+    all_probes = ("gradients", "perturbation", "logits")
     worlds.start(
         1,
         [
-            case("tp1", PLAIN, OFTEN, probes=both),
+            case("tp1", PLAIN, OFTEN, probes=all_probes),
             *(case(f"tp1-from-{step}", PLAIN, resume=("tp1", step)) for step in (4, 8, 12)),
             case("micro-1-workers-2", "batch.micro_batch_size=1", "data.num_workers=2"),
-            case("tied-tp1", TIED, probes=("gradients",)),
+            case("tied-tp1", TIED, probes=("gradients", "logits")),
         ],
     )
     worlds.start(
@@ -98,9 +99,9 @@ def worlds(corpus, tmp_path_factory) -> Worlds:
             case("dp2", OFTEN),
             *(case(f"dp2-from-{step}", resume=("dp2", step)) for step in (4, 8, 12)),
             case("dp2-plain", PLAIN, probes=("gradients",)),
-            case("tp2", TP2, probes=both),
+            case("tp2", TP2, probes=all_probes),
             case("tp2-plain", TP2, PLAIN),
-            case("tp2-sp", TP2, SP, probes=both),
+            case("tp2-sp", TP2, SP, probes=all_probes),
             case("pp2", PP2, probes=("gradients",)),
             case("pp2-vpp2", PP2, VPP2, probes=("gradients",)),
             case("tied-pp2", PP2, TIED, probes=("gradients",)),

@@ -12,9 +12,11 @@ from megatron.core.utils import unwrap_model
 from megatron.training import global_vars, training
 
 from megatron_mlmclm.loop import run as run_module
+from megatron_mlmclm.model import predicted_logits
 from megatron_mlmclm.model.init import sharded_tensors
 
 CHANGED_POSITION = 20
+LAST_STEP = 20
 
 
 @contextlib.contextmanager
@@ -31,7 +33,9 @@ def installed(names: list[str], request, rank: int) -> Iterator[None]:
 
     run_module.model_config = with_probes
     if "perturbation" in names:
-        _perturb_after_each_step(request, folder, rank)
+        _after_each_step(lambda step, chunk: _save_first_moved(step, chunk, request.recipe, folder, rank))
+    if "logits" in names:
+        _after_each_step(lambda step, chunk: _save_logits(step, chunk, request.recipe, folder, rank))
     try:
         yield
     finally:
@@ -79,32 +83,58 @@ def _gradients_as_shards(chunk) -> list[tuple]:
             p.data = weights[name]
 
 
-def _perturb_after_each_step(request, folder: Path, rank: int) -> None:
-    """Saves {step: the first position whose output moves when token CHANGED_POSITION changes}."""
-    inner, found = training.train_step, {}
+def _after_each_step(look) -> None:
+    """Call `look(step, model chunk)` after each training step."""
+    inner = training.train_step
 
     def train_step(forward_step_func, data_iterator, model, *rest, iteration, **kwargs):
         result = inner(forward_step_func, data_iterator, model, *rest, iteration=iteration, **kwargs)
-        found[iteration + 1] = _first_moved(model[0], request.recipe)
-        torch.save(found, folder / f"perturbation_{rank}.pt")
+        model[0].eval()
+        with torch.no_grad():
+            look(iteration + 1, model[0])
+        model[0].train()
         return result
 
     training.train_step = train_step
 
 
-@torch.no_grad()
-def _first_moved(chunk, recipe) -> int:
-    sequences = torch.arange(2 * recipe.model.seq_length).reshape(2, -1) % 97 + 5
+def fixed_sequences(seq_length: int) -> torch.Tensor:
+    """Two sequences of ordinary ids, [2, seq_length]."""
+    return torch.arange(2 * seq_length).reshape(2, -1) % 97 + 5
+
+
+def _save_first_moved(step: int, chunk, recipe, folder: Path, rank: int) -> None:
+    """Saves {step: the first position whose output moves when token CHANGED_POSITION changes}."""
+    sequences = fixed_sequences(recipe.model.seq_length)
     changed = sequences.clone()
     changed[:, CHANGED_POSITION] += 1
     positions = torch.arange(sequences.shape[1]).expand_as(sequences)
     hidden = {"output_processor": lambda hidden_states, **_: hidden_states}
-    chunk.eval()
     moved = (chunk(changed, positions, None, **hidden) - chunk(sequences, positions, None, **hidden)).abs().sum(-1)
-    chunk.train()
     if recipe.parallel.sequence_parallel:  # this rank has its own positions only
-        group = parallel_state.get_tensor_model_parallel_group()
-        parts = [torch.empty_like(moved) for _ in range(group.size())]
-        torch.distributed.all_gather(parts, moved.contiguous(), group=group)
-        moved = torch.cat(parts)
-    return int(moved.amax(1).gt(0).nonzero()[0])
+        moved = torch.cat(_gathered(moved))
+    file = folder / f"perturbation_{rank}.pt"
+    found = torch.load(file) if file.exists() else {}
+    torch.save({**found, step: int(moved.amax(1).gt(0).nonzero()[0])}, file)
+
+
+def _save_logits(step: int, chunk, recipe, folder: Path, rank: int) -> None:
+    """Saves the logits of the fixed sequences after the last step, [2, s, padded vocabulary]."""
+    if step != LAST_STEP:
+        return
+    sequences = fixed_sequences(recipe.model.seq_length)
+    positions = torch.arange(sequences.shape[1]).expand_as(sequences)
+
+    def all_logits(hidden_states, output_layer, output_weight, **_):
+        return predicted_logits(hidden_states, output_layer, output_weight, torch.arange(sequences.numel()))
+
+    logits = torch.cat(_gathered(chunk(sequences, positions, None, output_processor=all_logits)), dim=-1)
+    if rank == 0:
+        torch.save(logits.reshape(sequences.shape[1], 2, -1).transpose(0, 1), folder / "logits.pt")
+
+
+def _gathered(tensor: torch.Tensor) -> list[torch.Tensor]:
+    group = parallel_state.get_tensor_model_parallel_group()
+    parts = [torch.empty_like(tensor) for _ in range(group.size())]
+    torch.distributed.all_gather(parts, tensor.contiguous(), group=group)
+    return parts

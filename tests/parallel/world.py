@@ -27,7 +27,8 @@ def resume_from(source: str, step: int, output: str) -> None:
 
 def main() -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    sys.stdout = Path(sys.argv[2], f"rank_{rank}.log").open("a", buffering=1)  # before megatron's log handler binds it
+    # Before megatron's log handler binds it, and for as long as the process lives.
+    sys.stdout = Path(sys.argv[2], f"rank_{rank}.log").open("a", buffering=1)  # noqa: SIM115
     logging.captureWarnings(True)
     platform.prepare()
 

@@ -1,0 +1,146 @@
+"""A user's mistake ends in one line on stderr and exit status 2, with nothing half-written (DESIGN, invariant 8)."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+RECIPE = """
+name: bad
+output: run
+model:
+  {{num_layers: 2, hidden_size: 64, ffn_hidden_size: 128, num_attention_heads: 4, num_query_groups: 2, seq_length: 64}}
+data: {{tokenizer: {tokenizer}, train: {train}}}
+batch: {{micro_batch_size: 2, global_batch_size: 4}}
+phases: [{{objective: clm, steps: 2}}, {{objective: mlm, steps: 2, mask_ratio: 0.4}}]
+optimizer: {{lr: 1.0e-3}}
+"""
+
+
+@pytest.fixture
+def work(corpus, tmp_path):
+    """A folder with a good recipe, and one good text."""
+    (tmp_path / "r.yaml").write_text(RECIPE.format(tokenizer=corpus.tokenizer, train=corpus.train))
+    (tmp_path / "good.jsonl").write_text('{"text": "We the people"}\n')
+    return tmp_path
+
+
+def refused(work: Path, *arguments: str) -> str:
+    """Run `mlmclm`, check the manner of its refusal, and return the line."""
+    before = files(work)
+    command = [sys.executable, "-m", "megatron_mlmclm.cli", *arguments]
+    done = subprocess.run(command, cwd=work, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("mlmclm: error: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert files(work) == before
+    return done.stderr
+
+
+def files(work: Path) -> list[Path]:
+    return sorted(path for path in work.rglob("*") if path.is_file())
+
+
+TEXTS = {
+    "missing.jsonl": (None, "missing.jsonl"),
+    "empty.jsonl": (b"", "empty.jsonl"),
+    "invalid.jsonl": (b'{"text": "a"}\n{"text": \n', "invalid.jsonl:2"),
+    "nokey.jsonl": (b'{"text": "a"}\n{"body": "b"}\n', "nokey.jsonl:2"),
+    "null.jsonl": (b'{"text": null}\n', "null.jsonl:1"),
+    "latin.jsonl": (b'{"text": "a"}\n{"text": "caf\xe9"}\n', "latin.jsonl:2"),
+    "latin.txt": (b"fine\ncaf\xe9\n", "latin.txt:2"),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_bad_text(work, corpus, name):
+    content, where = TEXTS[name]
+    if content is not None:
+        (work / name).write_bytes(content)
+    assert where in refused(work, "preprocess", name, "--tokenizer", corpus.tokenizer, "--output", "out/data")
+
+
+def test_no_tokenizer(work):
+    assert "nowhere" in refused(work, "preprocess", "good.jsonl", "--tokenizer", "nowhere", "--output", "out/data")
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+def test_cut_data(work, corpus, suffix):
+    for end in (".bin", ".idx"):
+        shutil.copy(f"{corpus.valid}{end}", work / f"cut{end}")
+    whole = (work / f"cut{suffix}").read_bytes()
+    (work / f"cut{suffix}").write_bytes(whole[:-2])
+    assert f"cut{suffix}" in refused(work, "inspect", "cut")
+    assert f"cut{suffix}" in refused(work, "train", "r.yaml", "data.train=cut")
+
+
+def test_bin_and_idx_of_different_data(work, corpus):
+    shutil.copy(f"{corpus.valid}.bin", work / "mixed.bin")
+    shutil.copy(f"{corpus.train}.idx", work / "mixed.idx")
+    assert "mixed.bin" in refused(work, "inspect", "mixed")
+
+
+def without_mask(work: Path, corpus) -> str:
+    shutil.copytree(corpus.tokenizer, work / "plain")
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if (work / "plain" / name).is_file():
+            values = json.loads((work / "plain" / name).read_text())
+            values.pop("mask_token", None)
+            (work / "plain" / name).write_text(json.dumps(values))
+    return "data.tokenizer=plain"
+
+
+RECIPES = {
+    "sequence longer than the data": (["model.seq_length=10000000"], ["10,000,001"]),
+    "tp does not divide heads": (["parallel.tensor_model_parallel_size=3"], ["num_attention_heads (4)", "(3)"]),
+    "tp does not divide kv heads": (["parallel.tensor_model_parallel_size=4"], ["num_query_groups (2)", "(4)"]),
+    "tp does not divide the vocabulary": (
+        ["parallel.tensor_model_parallel_size=2", "model.padded_vocab_size=1003"],
+        ["padded_vocab_size (1003)", "(2)"],
+    ),
+    "phase of zero steps": (["phases.1.steps=0"], ["phases.1.steps", "greater than 0"]),
+    "unknown key": (["optimizer.warmup_stps=3"], ["optimizer.warmup_stps", "did you mean warmup_steps?"]),
+    "processes": (["parallel.pipeline_model_parallel_size=2"], ["number of processes (1)", "(2)"]),
+}
+
+
+@pytest.mark.parametrize("case", RECIPES)
+def test_bad_recipe(work, case):
+    overrides, words = RECIPES[case]
+    line = refused(work, "train", "r.yaml", *overrides)
+    assert all(word in line for word in words), line
+
+
+def test_mlm_without_a_mask_token(work, corpus):
+    assert "add-mask" in refused(work, "train", "r.yaml", without_mask(work, corpus))
+
+
+def test_data_of_another_tokenizer(work, corpus):
+    for end in (".bin", ".idx", ".json"):
+        shutil.copy(f"{corpus.valid}{end}", work / f"other{end}")
+    sidecar = json.loads((work / "other.json").read_text())
+    (work / "other.json").write_text(json.dumps({**sidecar, "tokenizer_fingerprint": "0" * 64}))
+    assert "another tokenizer" in refused(work, "train", "r.yaml", "data.train=other")
+
+
+def test_a_vocabulary_too_large_for_the_dtype(tmp_path):
+    import numpy as np
+
+    from megatron_mlmclm.data import IndexedWriter
+    from megatron_mlmclm.errors import UserError
+
+    with pytest.raises(UserError, match="65,?536"), IndexedWriter(tmp_path / "data", np.uint16) as writer:
+        writer.add_document([1, 65_536])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_verb_is_refused_by_name(work):
+    command = [sys.executable, "-m", "megatron_mlmclm.cli", "trian"]
+    done = subprocess.run(command, cwd=work, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "trian" in done.stderr
