@@ -14,7 +14,7 @@ overrides=()
 # Fewer steps in each phase, and the schedule with them.
 [[ -z ${SHORT:-} ]] || overrides=(
     phases.0.steps=25 phases.1.steps=55 optimizer.warmup_steps=10 optimizer.decay_steps=30
-    validation.interval=40 log_interval=10
+    validation.interval=80 validation.samples=16 log_interval=10
 )
 
 mlmclm() { "$python" -m megatron_mlmclm.cli "$@"; }

@@ -38,7 +38,7 @@ def read_recipe(checkpoint: Path) -> Recipe:
     """The recipe that made `checkpoint`, from the arguments Megatron saved with it. Imports megatron."""
     from megatron_mlmclm import platform
 
-    platform.prepare()
+    platform.hide_transformer_engine()
     from megatron.core.dist_checkpointing.serialization import load_common_state_dict
 
     arguments = load_common_state_dict(checkpoint).get("args")  # weights_only

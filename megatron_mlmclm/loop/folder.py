@@ -11,9 +11,15 @@ import yaml
 from megatron_mlmclm.aside import write_file
 from megatron_mlmclm.errors import UserError
 from megatron_mlmclm.recipe import Recipe, dump_recipe
+from megatron_mlmclm.recipe.schema import OptimizerSection
 
-# A run that goes on must keep these; phases may be added or lengthened.
-FIXED = ("seed", "precision", "model", "batch.global_batch_size", "data.train", "validation", "phases")
+# A run that goes on must keep these; phases may be added or lengthened, and the warm-up and decay with them. Megatron
+# takes the optimizer's settings from the checkpoint, so that a changed one would be ignored, or (lr) not load.
+FIXED = (
+    *("seed", "precision", "model", "batch.global_batch_size", "data.train", "validation", "phases"),
+    "parallel.use_distributed_optimizer",  # the two keep their state in different forms
+    *(f"optimizer.{key}" for key in OptimizerSection.model_fields if key not in ("warmup_steps", "decay_steps")),
+)
 
 
 def check_resumable(recipe: Recipe) -> None:

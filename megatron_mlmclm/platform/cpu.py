@@ -42,11 +42,10 @@ def prepare() -> list[Patch]:
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # says once a rank that CUDA is absent
     if torch.cuda.is_available():
         return []
-    if "megatron" in sys.modules and "megatron.core" in sys.modules:
+    if "megatron.core" in sys.modules:
         raise RuntimeError("platform.prepare() must run before megatron is imported")
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # megatron's jit decorators would compile for a device that is not there
-    # With Transformer Engine importable, megatron's local layer spec takes TE's norm, which cannot run on a CPU.
-    sys.modules["transformer_engine"] = None  # type: ignore[assignment]
+    hide_transformer_engine()
     patches = torch_patches()
     for patch in patches:
         patch.apply()
@@ -55,6 +54,15 @@ def prepare() -> list[Patch]:
     for patch in of_megatron:
         patch.apply()
     return patches + of_megatron
+
+
+def hide_transformer_engine() -> None:
+    """Without CUDA, make `import transformer_engine` fail: megatron's local layer spec would take TE's norm from it.
+
+    Enough for code that only reads megatron's files. Nothing happens where CUDA is present.
+    """
+    if not torch.cuda.is_available():
+        sys.modules.setdefault("transformer_engine", None)  # type: ignore[arg-type]
 
 
 def transformer_implementation() -> str:

@@ -27,6 +27,7 @@ def test_layout_length_and_new_phases_may_change(saved):
     longer = [VALUES["phases"][0], {**VALUES["phases"][1], "steps": 9}, {"objective": "clm", "steps": 1}]
     check_resumable(saved())
     check_resumable(saved(phases=longer, parallel={"tensor_model_parallel_size": 2}, log_interval=3))
+    check_resumable(saved(phases=longer, optimizer={"lr": 1e-3, "decay_steps": 5}))
 
 
 @pytest.mark.parametrize(
@@ -38,6 +39,9 @@ def test_layout_length_and_new_phases_may_change(saved):
         ({"batch": {"micro_batch_size": 2, "global_batch_size": 16}}, "batch.global_batch_size"),
         ({"phases": [{"objective": "clm", "steps": 6}, VALUES["phases"][1]]}, "phases"),
         ({"phases": VALUES["phases"][:1]}, "phases"),
+        ({"optimizer": {"lr": 2e-3}}, "optimizer.lr"),
+        ({"parallel": {"use_distributed_optimizer": False}}, "parallel.use_distributed_optimizer"),
+        ({"optimizer": {"lr": 1e-3, "adam_beta2": 0.98}}, "optimizer.adam_beta2"),
     ],
 )
 def test_what_would_make_it_another_run_is_refused(saved, change, key):

@@ -83,7 +83,7 @@ def worlds(corpus, tmp_path_factory) -> Worlds:
     """Worlds of 1, 2 and 4 processes."""
     worlds = Worlds(tmp_path_factory.mktemp("worlds"), corpus)
     case = worlds.case
-    all_probes = ("gradients", "perturbation", "logits")
+    all_probes = ("gradients", "perturbation", "logits", "head")
     worlds.start(
         1,
         [

@@ -12,11 +12,9 @@ from megatron.core.utils import unwrap_model
 from megatron.training import global_vars, training
 
 from megatron_mlmclm.loop import run as run_module
-from megatron_mlmclm.model import predicted_logits
+from megatron_mlmclm.model import masked_loss, predicted_logits, select_rows
 from megatron_mlmclm.model.init import sharded_tensors
-
-CHANGED_POSITION = 20
-LAST_STEP = 20
+from tests.parallel.fixed import CHANGED_POSITION, LAST_STEP, VOCAB_SIZE, fixed_sequences
 
 
 @contextlib.contextmanager
@@ -36,6 +34,8 @@ def installed(names: list[str], request, rank: int) -> Iterator[None]:
         _after_each_step(lambda step, chunk: _save_first_moved(step, chunk, request.recipe, folder, rank))
     if "logits" in names:
         _after_each_step(lambda step, chunk: _save_logits(step, chunk, request.recipe, folder, rank))
+    if "head" in names:
+        _after_each_step(lambda step, chunk: _save_head_errors(step, chunk, folder, rank))
     try:
         yield
     finally:
@@ -98,11 +98,6 @@ def _after_each_step(look) -> None:
     training.train_step = train_step
 
 
-def fixed_sequences(seq_length: int) -> torch.Tensor:
-    """Two sequences of ordinary ids, [2, seq_length]."""
-    return torch.arange(2 * seq_length).reshape(2, -1) % 97 + 5
-
-
 def _save_first_moved(step: int, chunk, recipe, folder: Path, rank: int) -> None:
     """Saves {step: the first position whose output moves when token CHANGED_POSITION changes}."""
     sequences = fixed_sequences(recipe.model.seq_length)
@@ -131,6 +126,43 @@ def _save_logits(step: int, chunk, recipe, folder: Path, rank: int) -> None:
     logits = torch.cat(_gathered(chunk(sequences, positions, None, output_processor=all_logits)), dim=-1)
     if rank == 0:
         torch.save(logits.reshape(sequences.shape[1], 2, -1).transpose(0, 1), folder / "logits.pt")
+
+
+def _save_head_errors(step: int, chunk, folder: Path, rank: int) -> None:
+    """Saves {case: (rows, relative error of the loss, of its gradient)} of the masked head against plain torch."""
+    if step != 1:
+        return
+    layer = unwrap_model(chunk).output_layer
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(32, 2, layer.input_size, generator=generator)
+    labels = torch.randint(VOCAB_SIZE, (2, 32), generator=generator)
+    predicted = torch.rand(2, 32, generator=generator) < 0.4
+    found = {
+        "usual": _head_error(layer, hidden, labels, predicted, capacity=64),
+        "more rows than the capacity": _head_error(layer, hidden, labels, predicted, capacity=8),
+        "nothing predicted": _head_error(layer, hidden, labels, torch.zeros_like(predicted), capacity=8),
+    }
+    torch.save(found, folder / f"head_{rank}.pt")
+
+
+@torch.enable_grad()
+def _head_error(layer, hidden, labels, predicted, capacity: int) -> tuple[int, float, float]:
+    weight = torch.cat(_gathered(layer.weight.detach()))[:VOCAB_SIZE]
+    reference = hidden.clone().requires_grad_()
+    logits = reference.transpose(0, 1)[predicted] @ weight.t()
+    expected = torch.nn.functional.cross_entropy(logits, labels[predicted], reduction="sum")
+    expected.backward()
+    part = slice(None)
+    if layer.sequence_parallel:
+        length = len(hidden) // layer.tp_group.size()
+        part = slice(layer.tp_group.rank() * length, (layer.tp_group.rank() + 1) * length)
+    ours = hidden[part].clone().requires_grad_()
+    rows = select_rows(predicted, labels, capacity, VOCAB_SIZE)
+    loss = masked_loss(ours, layer, None, rows).sum()
+    loss.backward()
+    scale = reference.grad.norm().clamp(min=1e-6)
+    error = (ours.grad - reference.grad[part]).norm() / scale
+    return len(rows.rows), float((loss - expected).abs() / expected.abs().clamp(min=1e-6)), float(error)
 
 
 def _gathered(tensor: torch.Tensor) -> list[torch.Tensor]:

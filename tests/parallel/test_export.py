@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from megatron_mlmclm.cli import dispatch
-from tests.parallel.probes import fixed_sequences
+from tests.parallel.fixed import fixed_sequences
 
 pytestmark = pytest.mark.slow
 
@@ -72,6 +72,8 @@ def test_what_cannot_be_exported_is_said(worlds, tmp_path):
 
     with pytest.raises(UserError, match="no Megatron checkpoint"):
         dispatch(["export-hf", str(tmp_path), "--output", str(tmp_path / "out")])
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "mine").write_text("keep")
     with pytest.raises(UserError, match="exists already"):
         dispatch(["export-hf", str(worlds.folder / "tp1"), "--output", str(tmp_path)])
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]

@@ -1,6 +1,9 @@
 """Invariants 1, 5 and 6: the same losses, gradients and attention whatever the layout."""
 
 import pytest
+import torch
+
+from tests.parallel.fixed import CHANGED_POSITION
 
 pytestmark = pytest.mark.slow
 
@@ -38,10 +41,21 @@ def test_every_gradient_is_the_same(worlds, reference, layout, step):
 
 @pytest.mark.parametrize("layout", ["tp1", "tp2", "tp2-sp"])
 def test_a_later_token_moves_earlier_outputs_only_in_the_bidirectional_phase(worlds, layout):
-    import torch
-
     first_moved = torch.load(worlds.folder / layout / "perturbation_0.pt")
-    assert first_moved == {step: 20 if step <= 8 else 0 for step in range(1, 21)}
+    assert first_moved == {step: CHANGED_POSITION if step <= 8 else 0 for step in range(1, 21)}
+
+
+@pytest.mark.parametrize("layout", ["tp1", "tp2", "tp2-sp"])
+def test_the_masked_head_is_cross_entropy_at_predicted_rows(worlds, layout):
+    """Against plain torch, also where rows exceed the capacity (none dropped) and where nothing is predicted (zero)."""
+    for rank in range(1 if layout == "tp1" else 2):
+        found = torch.load(worlds.folder / layout / f"head_{rank}.pt")
+        for case, (rows, loss_error, gradient_error) in found.items():
+            assert loss_error < 1e-5, (case, rank)
+            assert gradient_error < 1e-5, (case, rank)
+            assert rows % 8 == 0
+    assert found["more rows than the capacity"][0] > 8
+    assert found["nothing predicted"][0] == 8
 
 
 def test_the_run_learns_and_the_switch_is_where_the_recipe_says(worlds):

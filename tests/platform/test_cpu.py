@@ -76,3 +76,15 @@ def test_an_adam_that_is_saved_and_loaded_goes_on_the_same():
     resumed.load_state_dict(optimizer.state_dict())
     steps(resumed, second, 3)
     assert torch.equal(whole, second)
+
+
+def test_transformer_engine_is_hidden_without_cuda_only(monkeypatch):
+    monkeypatch.delitem(sys.modules, "transformer_engine", raising=False)
+    with monkeypatch.context() as with_cuda:
+        with_cuda.setattr(torch.cuda, "is_available", lambda: True)
+        cpu.hide_transformer_engine()
+        assert "transformer_engine" not in sys.modules
+    cpu.hide_transformer_engine()
+    with pytest.raises(ImportError):
+        import transformer_engine  # noqa: F401
+    monkeypatch.delitem(sys.modules, "transformer_engine")

@@ -1,0 +1,12 @@
+"""What the probes inside a world and the tests outside it agree on. Imports no megatron."""
+
+import torch
+
+CHANGED_POSITION = 20
+LAST_STEP = 20
+VOCAB_SIZE = 1003  # no multiple of 128: Megatron pads it, to a size that depends on the layout
+
+
+def fixed_sequences(seq_length: int) -> torch.Tensor:
+    """Two sequences of ordinary ids, [2, seq_length]."""
+    return torch.arange(2 * seq_length).reshape(2, -1) % 97 + 5
