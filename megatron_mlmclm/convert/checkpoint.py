@@ -7,6 +7,7 @@ import yaml
 from torch.distributed.checkpoint import FileSystemReader, load
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from megatron_mlmclm import platform
 from megatron_mlmclm.errors import UserError
 from megatron_mlmclm.recipe import Recipe, parse_recipe
 
@@ -36,12 +37,11 @@ def _checked(folder: Path) -> Path:
 
 def read_recipe(checkpoint: Path) -> Recipe:
     """The recipe that made `checkpoint`, from the arguments Megatron saved with it. Imports megatron."""
-    from megatron_mlmclm import platform
-
     platform.hide_transformer_engine()
-    from megatron.core.dist_checkpointing.serialization import load_common_state_dict
+    with platform.quiet_imports():
+        from megatron.core.dist_checkpointing.serialization import load_common_state_dict
 
-    arguments = load_common_state_dict(checkpoint).get("args")  # weights_only
+        arguments = load_common_state_dict(checkpoint).get("args")  # weights_only
     text = getattr(arguments, "mlmclm_recipe", None)
     if text is None:
         raise UserError(f"{checkpoint}: holds no recipe; was it written by megatron_mlmclm?")
@@ -61,7 +61,8 @@ def read_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
             for name, entry in metadata.items()
             if isinstance(entry, TensorStorageMetadata) and not name.startswith("optimizer.")
         }
-        load(weights, storage_reader=reader, no_dist=True)
+        with platform.quiet_imports():
+            load(weights, storage_reader=reader, no_dist=True)
     except (OSError, EOFError, RuntimeError, ValueError) as error:
         raise UserError(f"{checkpoint}: cannot be read ({error}); is it complete?") from None
     return weights

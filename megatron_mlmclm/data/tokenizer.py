@@ -24,7 +24,7 @@ class Tokenizer:
         self.folder = folder
         self.backend = backend
         self.roles = roles
-        self.fingerprint = fingerprint  # sha256 (64 hex digits) of tokenizer.json
+        self.fingerprint = fingerprint  # 64 hex digits: which ids text becomes
 
     @classmethod
     def load(cls, folder: str | Path) -> "Tokenizer":
@@ -39,7 +39,7 @@ class Tokenizer:
         # Files may carry a cut or a fill made for one model's batches: here neither may change what is read.
         backend.no_truncation()
         backend.no_padding()
-        return cls(folder, backend, _role_ids(folder, backend), hashlib.sha256(content).hexdigest())
+        return cls(folder, backend, _role_ids(folder, backend), _fingerprint(content, backend))
 
     @cached_property
     def vocab_size(self) -> int:
@@ -137,3 +137,11 @@ def _role_ids(folder: Path, backend: tokenizers.Tokenizer) -> dict[str, int]:
             raise UserError(f"{folder}: {role} is {token!r}, which tokenizer.json does not hold; correct its settings")
         roles[role] = number
     return roles
+
+
+def _fingerprint(content: bytes, backend: tokenizers.Tokenizer) -> str:
+    """A hash of how text becomes ids. Which pieces play a part is left out: declaring a mask token changes no id."""
+    settings = orjson.loads(content)
+    rules = {key: value for key, value in settings.items() if key not in ("added_tokens", "truncation", "padding")}
+    vocabulary = sorted(backend.get_vocab(with_added_tokens=True).items(), key=lambda entry: (entry[1], entry[0]))
+    return hashlib.sha256(orjson.dumps([rules, vocabulary], option=orjson.OPT_SORT_KEYS)).hexdigest()

@@ -48,6 +48,7 @@ class Progress:
             lr=result.lr,
             grad_norm=result.grad_norm,
             tokens_per_s=speed,
+            peak_memory_gib=result.peak_memory / 2**30,
             samples=result.first_sample + recipe.batch.global_batch_size,
             time=time.time(),
         )

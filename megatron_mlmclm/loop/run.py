@@ -11,6 +11,7 @@ from megatron.training.argument_utils import pretrain_cfg_container_from_args
 from megatron.training.arguments import parse_and_validate_args
 
 from megatron_mlmclm.attention import verify
+from megatron_mlmclm.errors import UserError
 from megatron_mlmclm.loop.datasets import datasets_provider
 from megatron_mlmclm.loop.forward import ForwardStep
 from megatron_mlmclm.loop.progress import Progress
@@ -18,14 +19,15 @@ from megatron_mlmclm.loop.request import Request
 from megatron_mlmclm.loop.validation import collector
 from megatron_mlmclm.model import model_config
 from megatron_mlmclm.phases import Phase, StepResult, wrap_train_step
-from megatron_mlmclm.platform import transformer_implementation
-from megatron_mlmclm.recipe import dump_recipe, megatron_flags
+from megatron_mlmclm.platform import has_nvidia_apex, transformer_implementation
+from megatron_mlmclm.recipe import Recipe, dump_recipe, megatron_flags
 
 
 def run(request: Request, terminal: TextIO, is_last_rank: bool) -> None:
     """Train `request` to its end, or resume it from the newest checkpoint in its run folder."""
-    recipe = request.recipe
-    flags = megatron_flags(recipe, vocab_size=request.vocabulary.size, platform=transformer_implementation())
+    recipe, layers = request.recipe, transformer_implementation()
+    check_optimizer(recipe, layers)
+    flags = megatron_flags(recipe, vocab_size=request.vocabulary.size, platform=layers)
     sys.argv = [sys.argv[0], *flags, *request.flags]
     args = parse_and_validate_args()
     args.mlmclm_recipe = dump_recipe(recipe)  # Megatron saves its arguments in every checkpoint
@@ -51,6 +53,20 @@ def run(request: Request, terminal: TextIO, is_last_rank: bool) -> None:
     )
     if progress:
         progress.end()
+
+
+def check_optimizer(recipe: Recipe, layers: str) -> None:
+    """On a GPU with neither Transformer Engine nor apex Megatron takes torch's AdamW, whose state its distributed
+    optimizer saves but cannot load (it keeps the step per parameter): a run that could not be resumed is refused.
+
+    Raises:
+        UserError: says what to install or set.
+    """
+    if layers == "cuda" and recipe.parallel.use_distributed_optimizer and not has_nvidia_apex():
+        raise UserError(
+            "parallel.use_distributed_optimizer on a GPU needs Transformer Engine or NVIDIA's apex (its checkpoints"
+            " would not load): install one, or set parallel.use_distributed_optimizer=false"
+        )
 
 
 def _evaluated(request: Request, progress: Progress) -> Callable[[int, dict[str, float]], None]:

@@ -25,6 +25,7 @@ class StepResult:
         lr: the learning rate the step was taken with.
         grad_norm: before clipping; None where unknown.
         seconds: wall time of the step.
+        peak_memory: most bytes that tensors held on this rank's device so far; 0 on a CPU.
     """
 
     step: int
@@ -33,6 +34,7 @@ class StepResult:
     lr: float
     grad_norm: float | None
     seconds: float
+    peak_memory: int
 
 
 StartHook = Callable[[int, int, Sequence[torch.nn.Module]], None]
@@ -59,7 +61,8 @@ def wrap_train_step(on_start: StartHook, on_end: Callable[[StepResult], None]) -
         result = inner(forward_step_func, data_iterator, model, optimizer, *rest, iteration=iteration, **kwargs)
         losses = {name: float(value) for name, value in result[0].items()}
         grad_norm = None if result[5] is None else float(result[5])
-        on_end(StepResult(iteration + 1, first_sample, losses, lr, grad_norm, time.perf_counter() - began))
+        seconds, peak_memory = time.perf_counter() - began, torch.cuda.max_memory_allocated()
+        on_end(StepResult(iteration + 1, first_sample, losses, lr, grad_norm, seconds, peak_memory))
         return result
 
     training.train_step = train_step

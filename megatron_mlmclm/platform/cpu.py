@@ -10,6 +10,7 @@ import importlib
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +55,15 @@ def prepare() -> list[Patch]:
     for patch in of_megatron:
         patch.apply()
     return patches + of_megatron
+
+
+@contextlib.contextmanager
+def quiet_imports() -> Iterator[None]:
+    """Keep the warnings of megatron's and torch's imports (a dozen lines about what is not installed) to ourselves."""
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # says once a process that CUDA is absent
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def hide_transformer_engine() -> None:

@@ -87,7 +87,7 @@ def collect_facts(processes: int | None = None) -> Facts:
         tested=tested_ranges(),
         torch_error=torch_error,
         has_te=has_file("transformer_engine", "pytorch"),
-        apex_is_nvidia=has_file("apex", "optimizers") and find_spec("amp_C") is not None,
+        apex_is_nvidia=has_nvidia_apex(),
         devices=devices,
         cpu_bf16=bf16_instructions(cpu_flags()),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
@@ -128,6 +128,11 @@ def has_file(module: str, inside: str) -> bool:
     """Whether top-level `module` is found and holds a folder `inside`. It is not imported."""
     spec = find_spec(module)
     return spec is not None and any((Path(place) / inside).is_dir() for place in spec.submodule_search_locations or ())
+
+
+def has_nvidia_apex() -> bool:
+    """Whether NVIDIA's apex, with its extension, is there; PyPI's apex is another project."""
+    return has_file("apex", "optimizers") and find_spec("amp_C") is not None
 
 
 def cuda_devices() -> tuple[tuple[Device, ...], str | None]:
