@@ -38,7 +38,7 @@ mlmclm train $here/recipe.yaml --nproc 2 "${overrides[@]}"
 
 step "5/6 the encoder in Hugging Face form, and the masks it fills"
 mlmclm export-hf $work/run --output $work/encoder
-mlmclm fill-mask $work/encoder --data $work/valid --train-data $work/train \
+mlmclm fill-mask $work/encoder --data $work/valid --train-data $work/train --samples 256 \
     --sentences $work/sentences.txt --output $work/fill-mask.json
 
 step "6/6 report"
