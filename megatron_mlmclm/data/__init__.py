@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from megatron_mlmclm.data.blend import Blend, SampleId
     from megatron_mlmclm.data.dataset import EncoderDataset, Reading
-    from megatron_mlmclm.data.indexed import IndexedReader, IndexedWriter
+    from megatron_mlmclm.data.indexed import IndexedReader, IndexedWriter, read_sidecar
     from megatron_mlmclm.data.stream import TokenStream
     from megatron_mlmclm.data.tokenizer import Tokenizer
 
@@ -17,6 +17,7 @@ _HOME = {
     "SampleId": "blend",
     "IndexedReader": "indexed",
     "IndexedWriter": "indexed",
+    "read_sidecar": "indexed",
     "TokenStream": "stream",
     "Tokenizer": "tokenizer",
 }
@@ -30,6 +31,7 @@ __all__ = [
     "SampleId",
     "TokenStream",
     "Tokenizer",
+    "read_sidecar",
 ]
 
 

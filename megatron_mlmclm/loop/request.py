@@ -1,12 +1,10 @@
 """What the user asked for: a recipe with overrides, checked against tokenizer and data, and extra Megatron flags."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from megatron_mlmclm.attention import Pattern
-from megatron_mlmclm.data import Tokenizer, TokenStream
+from megatron_mlmclm.data import Tokenizer, TokenStream, read_sidecar
 from megatron_mlmclm.errors import UserError
 from megatron_mlmclm.objectives import Clm, Mlm, Objective, Vocabulary
 from megatron_mlmclm.phases import Timeline, View
@@ -76,17 +74,15 @@ def _view(name: str, ratio: float | None, attention: str | None, mask_seed: int,
 
 def _streams(sources: Sequence[SourceSection], recipe: Recipe, tokenizer: Tokenizer) -> tuple[TokenStream, ...]:
     for source in sources:
-        _check_sidecar(Path(f"{source.path}.json"), recipe, tokenizer)
+        _check_sidecar(source.path, recipe, tokenizer)
     return tuple(TokenStream(source.path, recipe.model.seq_length) for source in sources)
 
 
-def _check_sidecar(sidecar: Path, recipe: Recipe, tokenizer: Tokenizer) -> None:
+def _check_sidecar(prefix: str, recipe: Recipe, tokenizer: Tokenizer) -> None:
     """Data made by `mlmclm preprocess` says which tokenizer made it."""
-    if not sidecar.is_file():
-        return
-    made_by = json.loads(sidecar.read_text(encoding="utf-8")).get("tokenizer_fingerprint")
+    made_by = (read_sidecar(prefix) or {}).get("tokenizer_fingerprint")
     if made_by and made_by != tokenizer.fingerprint:
         raise UserError(
-            f"{sidecar}: the data was made with another tokenizer ({made_by[:12]}) than {recipe.data.tokenizer}"
+            f"{prefix}: the data was made with another tokenizer ({made_by[:12]}) than {recipe.data.tokenizer}"
             f" ({tokenizer.fingerprint[:12]}); preprocess it again or name its own tokenizer"
         )

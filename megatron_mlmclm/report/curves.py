@@ -85,16 +85,12 @@ def draw_phase(loss_axes: Axes, rate_axes: Axes, phase: list[dict[str, Any]], to
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
-    """Mean over about `window` values around each; values that aren't finite are passed over.
-
-    Near the ends the reach shrinks on both sides alike: the line starts and ends on its data and never lags.
-    """
-    place = np.arange(len(values))
-    reach = np.minimum(np.minimum(place, place[::-1]), window // 2)
+    """Mean over the `window` // 2 values on either side of each, as far as there are; what isn't finite is passed over."""
+    place, reach = np.arange(len(values)), window // 2
     finite = np.isfinite(values)
     counts = np.cumsum(np.append(0, finite))
     sums = np.cumsum(np.append(0.0, np.where(finite, values, 0.0)))
-    first, stop = place - reach, place + reach + 1
+    first, stop = np.maximum(place - reach, 0), np.minimum(place + reach + 1, len(values))
     count = counts[stop] - counts[first]
     return np.divide(sums[stop] - sums[first], count, where=count > 0, out=np.full(len(values), np.nan))
 
