@@ -1,10 +1,11 @@
 """`mlmclm train`: check a recipe, then start torchrun with it on this machine."""
 
 import argparse
+import logging
 import os
-import subprocess
 import sys
 
+from megatron_mlmclm.errors import EXIT_USER_ERROR
 from megatron_mlmclm.loop.folder import check_resumable
 from megatron_mlmclm.loop.request import read_request
 
@@ -18,11 +19,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit status: torchrun's. A mistake in the recipe or its data is found before any process starts."""
+    """Exit status: 0, 2 for a user's mistake (said in one line), 1 for a run that failed.
+
+    A mistake in the recipe or its data is found before any process starts.
+    """
     check_resumable(read_request(args.recipe, args.extra, args.nproc).recipe)
     # torch would give each of N processes all cores.
-    threads = max(1, (os.cpu_count() or 1) // args.nproc)
-    environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={args.nproc}"]
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // args.nproc)))
     entry = ["-m", "megatron_mlmclm.pretrain", "--recipe", args.recipe, *args.extra]
-    return subprocess.run(torchrun + entry, env=environment, check=False).returncode
+    return _torchrun(["--standalone", f"--nproc-per-node={args.nproc}", *entry])
+
+
+def _torchrun(arguments: list[str]) -> int:
+    """torchrun in this process: what it says of a failed rank is cut down to one line."""
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    try:
+        torchrun.run(torchrun.parse_args(arguments))
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode != EXIT_USER_ERROR:  # else the rank has said what is wrong
+            end = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"exit status {failure.exitcode}"
+            print(f"mlmclm: rank {rank} ended with {end}; what it said is above, or in its log", file=sys.stderr)
+            return 1
+        return EXIT_USER_ERROR
+    return 0

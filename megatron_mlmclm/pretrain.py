@@ -14,8 +14,9 @@ from megatron_mlmclm.errors import run_cleanly
 def pretrain(argv: Sequence[str]) -> None:
     """Table of contents of a run. Megatron is imported only after the platform is prepared."""
     from megatron_mlmclm import platform
-    from megatron_mlmclm.loop.folder import check_resumable, open_run
+    from megatron_mlmclm.loop.folder import check_resumable, open_log
     from megatron_mlmclm.loop.request import read_request
+    from megatron_mlmclm.recipe import check_platform
 
     parser = argparse.ArgumentParser(prog="megatron_mlmclm.pretrain", allow_abbrev=False)
     parser.add_argument("--recipe", required=True)
@@ -23,7 +24,8 @@ def pretrain(argv: Sequence[str]) -> None:
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     request = read_request(known.recipe, extra, world_size)
     check_resumable(request.recipe)
-    terminal = open_run(request.recipe, rank)
+    check_platform(request.recipe, platform.transformer_implementation(), platform.has_nvidia_apex())
+    terminal = open_log(request.recipe, rank)
     platform.prepare()
 
     from megatron_mlmclm.loop.run import run

@@ -1,6 +1,7 @@
 """A user's mistake ends in one line on stderr and exit status 2, with nothing half-written (DESIGN, invariant 8)."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -107,6 +108,37 @@ RECIPES = {
     "unknown key": (["optimizer.warmup_stps=3"], ["optimizer.warmup_stps", "did you mean warmup_steps?"]),
     "processes": (["parallel.pipeline_model_parallel_size=2"], ["number of processes (1)", "(2)"]),
 }
+
+
+FLAGS = {
+    "a flag that is the recipe's": (["--lr", "3"], "optimizer.lr=..."),
+    "a flag without a key of its name": (["--train-iters=3"], "--train-iters is the recipe's"),
+}
+
+
+@pytest.mark.parametrize("case", FLAGS)
+def test_bad_flag(work, case):
+    flags, words = FLAGS[case]
+    assert words in refused(work, "train", "r.yaml", *flags)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--no-such-flag"], "unrecognized arguments: --no-such-flag"),
+        (["--recompute-granularity", "full"], "recompute_method must be"),
+    ],
+)
+def test_what_megatron_refuses(work, flags, words):
+    """Found by the started ranks: one line all the same, and no recipe is recorded."""
+    command = [sys.executable, "-m", "megatron_mlmclm.cli", "train", "r.yaml", "--nproc", "2", *flags]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert not (work / "run" / "recipe.yaml").exists()
 
 
 @pytest.mark.parametrize("case", RECIPES)

@@ -8,7 +8,7 @@ from typing import TextIO
 
 import yaml
 
-from megatron_mlmclm.aside import write_file
+from megatron_mlmclm.aside import os_errors, write_file
 from megatron_mlmclm.errors import UserError
 from megatron_mlmclm.recipe import Recipe, dump_recipe
 from megatron_mlmclm.recipe.schema import OptimizerSection
@@ -53,18 +53,24 @@ def _extends(old: list[dict], new: list[dict]) -> bool:
     return {**last, "steps": 0} == {**longer, "steps": 0} and longer["steps"] >= last["steps"]
 
 
-def open_run(recipe: Recipe, rank: int) -> TextIO:
-    """Make the run folder (rank 0), send this process's chatter to logs/rank_N.log, and return the real terminal.
+def open_log(recipe: Recipe, rank: int) -> TextIO:
+    """Send this process's chatter to logs/rank_N.log of the run folder and return the real terminal.
 
     Must run before megatron is imported: its log handler binds `sys.stdout` then. Errors still reach stderr.
     """
-    run = Path(recipe.output)
-    (run / "logs").mkdir(parents=True, exist_ok=True)
-    if rank == 0:
-        write_file(run / "recipe.yaml", dump_recipe(recipe).encode())
-        shutil.copytree(recipe.data.tokenizer, run / "tokenizer", dirs_exist_ok=True)
-    terminal = sys.stdout
-    sys.stdout = (run / "logs" / f"rank_{rank}.log").open("a", buffering=1, encoding="utf-8")
+    logs = Path(recipe.output) / "logs"
+    with os_errors(logs):
+        logs.mkdir(parents=True, exist_ok=True)
+        file = (logs / f"rank_{rank}.log").open("a", buffering=1, encoding="utf-8")
+    terminal, sys.stdout = sys.stdout, file
     logging.basicConfig(stream=sys.stdout, level=logging.WARNING)
     logging.captureWarnings(True)
     return terminal
+
+
+def record_run(recipe: Recipe) -> None:
+    """Keep the resolved recipe and a copy of the tokenizer in the run folder."""
+    run = Path(recipe.output)
+    write_file(run / "recipe.yaml", dump_recipe(recipe).encode())
+    with os_errors(run / "tokenizer"):
+        shutil.copytree(recipe.data.tokenizer, run / "tokenizer", dirs_exist_ok=True)

@@ -8,7 +8,7 @@ from megatron_mlmclm.data import Tokenizer, TokenStream, read_sidecar
 from megatron_mlmclm.errors import UserError
 from megatron_mlmclm.objectives import Clm, Mlm, Objective, Vocabulary
 from megatron_mlmclm.phases import Timeline, View
-from megatron_mlmclm.recipe import Recipe, check_recipe, load_recipe
+from megatron_mlmclm.recipe import Recipe, check_recipe, load_recipe, owned_flags
 from megatron_mlmclm.recipe.schema import SourceSection
 
 
@@ -34,13 +34,12 @@ def read_request(path: str, extra: Sequence[str], world_size: int | None) -> Req
     """
     overrides, flags = _split(extra)
     recipe = load_recipe(path, overrides)
+    _check_flags(flags, recipe)
     tokenizer = Tokenizer.load(recipe.data.tokenizer)
     check_recipe(recipe, world_size, tokenizer.vocab_size)
     vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.mask_id, tuple(sorted(tokenizer.special_ids)))
     timeline = _timeline(recipe, vocabulary)
-    validation = [
-        _view(name, recipe.validation.mask_ratio, None, 0, vocabulary) for name in recipe.validation.objectives
-    ]
+    validation = [_view(name, recipe.validation.mask_ratio, None, 0, vocabulary) for name in recipe.validated]
     return Request(
         recipe=recipe,
         flags=tuple(flags),
@@ -57,6 +56,22 @@ def _split(extra: Sequence[str]) -> tuple[list[str], list[str]]:
     """Everything before the first `--flag` is an override."""
     first_flag = next((i for i, text in enumerate(extra) if text.startswith("-")), len(extra))
     return list(extra[:first_flag]), list(extra[first_flag:])
+
+
+def _check_flags(flags: Sequence[str], recipe: Recipe) -> None:
+    """A Megatron flag that goes against the recipe would change the run behind its back."""
+    owned = owned_flags(recipe)
+    for flag in (text.partition("=")[0] for text in flags):
+        if flag in owned:
+            raise UserError(f"{flag} is the recipe's to set{_key_of(flag)}, as an override before the Megatron flags")
+
+
+def _key_of(flag: str) -> str:
+    name = flag.removeprefix("--").replace("-", "_")
+    for section, field in Recipe.model_fields.items():
+        if name == section or name in getattr(field.annotation, "model_fields", {}):
+            return f": {section if name == section else f'{section}.{name}'}=..."
+    return " (docs/recipes.md)"
 
 
 def _timeline(recipe: Recipe, vocabulary: Vocabulary) -> Timeline:

@@ -1,7 +1,10 @@
 """A run: everything of ours is hung on Megatron's seams, then its own `pretrain` does the work."""
 
+import argparse
+import contextlib
+import io
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TextIO
 
 import torch
@@ -13,36 +16,35 @@ from megatron.training.arguments import parse_and_validate_args
 from megatron_mlmclm.attention import verify
 from megatron_mlmclm.errors import UserError
 from megatron_mlmclm.loop.datasets import datasets_provider
+from megatron_mlmclm.loop.folder import record_run
 from megatron_mlmclm.loop.forward import ForwardStep
 from megatron_mlmclm.loop.progress import Progress
 from megatron_mlmclm.loop.request import Request
 from megatron_mlmclm.loop.validation import collector
 from megatron_mlmclm.model import model_config
 from megatron_mlmclm.phases import Phase, StepResult, wrap_train_step
-from megatron_mlmclm.platform import has_nvidia_apex, transformer_implementation
-from megatron_mlmclm.recipe import Recipe, dump_recipe, megatron_flags
+from megatron_mlmclm.platform import transformer_implementation
+from megatron_mlmclm.recipe import dump_recipe, megatron_flags
 
 
 def run(request: Request, terminal: TextIO, is_last_rank: bool) -> None:
     """Train `request` to its end, or resume it from the newest checkpoint in its run folder."""
-    recipe, layers = request.recipe, transformer_implementation()
-    check_optimizer(recipe, layers)
-    flags = megatron_flags(recipe, vocab_size=request.vocabulary.size, platform=layers)
-    sys.argv = [sys.argv[0], *flags, *request.flags]
-    args = parse_and_validate_args()
+    recipe = request.recipe
+    with _refusals():
+        args = _megatron_arguments(request)
+        config = model_config(
+            args,
+            vocab_size=request.vocabulary.size,
+            padded_vocab_size=recipe.model.padded_vocab_size,
+            init_std=recipe.model.init_method_std,
+            pattern=request.timeline.phases[0].view.pattern,
+        )
     args.mlmclm_recipe = dump_recipe(recipe)  # Megatron saves its arguments in every checkpoint
     if args.rank == 0:
+        record_run(recipe)
         print(args.mlmclm_recipe, file=terminal, flush=True)
-
-    config = model_config(
-        args,
-        vocab_size=request.vocabulary.size,
-        padded_vocab_size=recipe.model.padded_vocab_size,
-        init_std=recipe.model.init_method_std,
-        pattern=request.timeline.phases[0].view.pattern,
-    )
     progress = Progress(recipe, terminal) if is_last_rank else None
-    forward_step = ForwardStep(request.views, recipe.validation.objectives, request.vocabulary.size)
+    forward_step = ForwardStep(request.views, recipe.validated, request.vocabulary.size)
     wrap_train_step(*_hooks(request, forward_step, progress))
     pretrain(
         pretrain_cfg_container_from_args(args, config),
@@ -55,18 +57,29 @@ def run(request: Request, terminal: TextIO, is_last_rank: bool) -> None:
         progress.end()
 
 
-def check_optimizer(recipe: Recipe, layers: str) -> None:
-    """On a GPU with neither Transformer Engine nor apex Megatron takes torch's AdamW, whose state its distributed
-    optimizer saves but cannot load (it keeps the step per parameter): a run that could not be resumed is refused.
+def _megatron_arguments(request: Request) -> argparse.Namespace:
+    """The recipe's flags and then the user's, through Megatron's own parser."""
+    layers = transformer_implementation()
+    flags = megatron_flags(request.recipe, vocab_size=request.vocabulary.size, platform=layers)
+    sys.argv = [sys.argv[0], *flags, *request.flags]
+    return parse_and_validate_args()
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Megatron's reasons for refusing arguments as one line, without its pages of usage.
 
     Raises:
-        UserError: says what to install or set.
+        UserError: Megatron knows no such flag, or refuses the combination.
     """
-    if layers == "cuda" and recipe.parallel.use_distributed_optimizer and not has_nvidia_apex():
-        raise UserError(
-            "parallel.use_distributed_optimizer on a GPU needs Transformer Engine or NVIDIA's apex (its checkpoints"
-            " would not load): install one, or set parallel.use_distributed_optimizer=false"
-        )
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            yield
+    except SystemExit:
+        raise UserError(f"Megatron: {said.getvalue().strip().rpartition('error: ')[2]}") from None
+    except (AssertionError, ValueError) as error:
+        raise UserError(f"Megatron: {error or 'an assertion of its argument check failed'}") from error
 
 
 def _evaluated(request: Request, progress: Progress) -> Callable[[int, dict[str, float]], None]:

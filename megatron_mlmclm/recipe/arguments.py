@@ -36,6 +36,12 @@ def megatron_flags(recipe: Recipe, *, vocab_size: int, platform: str) -> list[st
     return [str(flag) for flag in flags]
 
 
+def owned_flags(recipe: Recipe) -> set[str]:
+    """Flags that the recipe alone may set: they decide what the samples, phases and weights are."""
+    flags = [*_model(recipe, 0), *_batch_and_optimizer(recipe), *_layout(recipe), "--eval-iters", "--dataloader-type"]
+    return {flag for flag in flags if isinstance(flag, str) and flag.startswith("--")}
+
+
 def _model(recipe: Recipe, vocab_size: int) -> list:
     model = recipe.model
     flags = [
@@ -92,12 +98,12 @@ def _layout(recipe: Recipe) -> list:
 def _files(recipe: Recipe) -> list:
     run = Path(recipe.output)
     checkpoints = run / "checkpoints"
-    period = recipe.validation.samples * len(recipe.validation.objectives)
+    period = recipe.validation.samples * len(recipe.validated)
     return [
         *("--save", checkpoints, "--load", checkpoints, "--save-interval", recipe.save_interval or recipe.steps),
         *("--ckpt-format", "torch_dist", "--dist-ckpt-optim-fully-reshardable"),
         *("--tensorboard-dir", run / "tensorboard", "--log-interval", 1),
         *("--dataloader-type", "single", "--num-workers", recipe.data.num_workers),
         *("--eval-interval", recipe.validation.interval),
-        *("--eval-iters", period // recipe.batch.global_batch_size if recipe.data.valid else 0),
+        *("--eval-iters", period // recipe.batch.global_batch_size),
     ]

@@ -17,6 +17,22 @@ def check_recipe(recipe: Recipe, world_size: int | None, vocab_size: int) -> Non
         _check_world(recipe, world_size)
 
 
+def check_platform(recipe: Recipe, layers: str, has_apex: bool) -> None:
+    """Refuse a run that could not be resumed. `layers` is "cpu", "cuda" (no Transformer Engine) or "te".
+
+    On a GPU with neither Transformer Engine nor apex Megatron takes torch's AdamW, whose state its distributed
+    optimizer saves but cannot load: it looks for one step per group, torch keeps one per parameter.
+
+    Raises:
+        UserError: says what to install or set.
+    """
+    if layers == "cuda" and recipe.parallel.use_distributed_optimizer and not has_apex:
+        raise UserError(
+            "parallel.use_distributed_optimizer on a GPU needs Transformer Engine or NVIDIA's apex (its checkpoints"
+            " would not load): install one, or set parallel.use_distributed_optimizer=false"
+        )
+
+
 def _divides(divisor: int, number: int, what: str, by: str) -> None:
     if number % divisor:
         raise UserError(f"{what} ({number}) is not divisible by {by} ({divisor})")

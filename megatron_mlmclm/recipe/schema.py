@@ -121,7 +121,7 @@ class ValidationSection(Section):
 
     interval: Positive = 100
     samples: Positive = 64
-    objectives: Annotated[list[ObjectiveName], Field(min_length=1)] = ["mlm"]
+    objectives: Annotated[list[ObjectiveName], Field(min_length=1)] | None = None  # None: those of the phases
     mask_ratio: Ratio = 0.15
 
 
@@ -146,3 +146,10 @@ class Recipe(Section):
     def steps(self) -> int:
         """Optimizer steps in the whole run."""
         return sum(phase.steps for phase in self.phases)
+
+    @property
+    def validated(self) -> list[ObjectiveName]:
+        """Objectives that an evaluation measures, each once; none without validation data."""
+        if not self.data.valid:
+            return []
+        return list(dict.fromkeys(self.validation.objectives or [phase.objective for phase in self.phases]))

@@ -85,7 +85,7 @@ def draw_phase(loss_axes: Axes, rate_axes: Axes, phase: list[dict[str, Any]], to
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
-    """Mean over the `window` // 2 values on either side of each, as far as there are; what isn't finite is passed over."""
+    """Mean over `window` // 2 values on either side of each, as far as there are; what isn't finite is passed over."""
     place, reach = np.arange(len(values)), window // 2
     finite = np.isfinite(values)
     counts = np.cumsum(np.append(0, finite))

@@ -34,7 +34,7 @@ def main() -> None:
 
     import torch
 
-    from megatron_mlmclm.loop.folder import check_resumable, open_run
+    from megatron_mlmclm.loop.folder import check_resumable, open_log
     from megatron_mlmclm.loop.request import read_request
     from megatron_mlmclm.loop.run import run
     from tests.parallel import probes
@@ -48,7 +48,7 @@ def main() -> None:
         check_resumable(request.recipe)
         torch.distributed.barrier()
         log = sys.stdout
-        open_run(request.recipe, rank)
+        open_log(request.recipe, rank)
         with probes.installed(case.get("probes", []), request, rank):
             run(request, log, is_last_rank=rank == world_size - 1)
         sys.stdout = log

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from megatron_mlmclm.errors import UserError
-from megatron_mlmclm.recipe import check_recipe, dump_recipe, load_recipe, megatron_flags, parse_recipe
+from megatron_mlmclm.recipe import check_platform, check_recipe, dump_recipe, load_recipe, megatron_flags, parse_recipe
 
 VALUES = {
     "name": "small",
@@ -136,6 +136,21 @@ def changed_section(values: dict, key: str, value) -> dict:
     return {section: {**values.get(section, {}), name: value}}
 
 
+def test_validation_measures_the_phases_unless_told_otherwise(file):
+    assert load_recipe(file).validated == ["clm", "mlm"]
+    assert load_recipe(file, ["validation.objectives=[mlm]"]).validated == ["mlm"]
+    assert load_recipe(file, ["data.valid=[]"]).validated == []
+
+
+def test_a_distributed_optimizer_that_could_not_be_resumed_is_refused(file):
+    recipe = load_recipe(file)
+    for layers, has_apex in (("cpu", False), ("te", False), ("cuda", True)):
+        check_platform(recipe, layers, has_apex)
+    with pytest.raises(UserError, match="use_distributed_optimizer=false"):
+        check_platform(recipe, "cuda", has_apex=False)
+    check_platform(load_recipe(file, ["parallel.use_distributed_optimizer=false"]), "cuda", has_apex=False)
+
+
 def test_flags_carry_the_recipe(file):
     flags = megatron_flags(load_recipe(file), vocab_size=1000, platform="cpu")
     pairs = dict(zip(flags, flags[1:], strict=False))
@@ -143,6 +158,6 @@ def test_flags_carry_the_recipe(file):
     assert pairs["--vocab-size"] == "1000"
     assert pairs["--num-query-groups"] == "4"
     assert "--calculate-per-token-loss" in flags
-    assert pairs["--eval-iters"] == "8"
+    assert pairs["--eval-iters"] == "16"
     assert pairs["--distributed-backend"] == "gloo"
     assert "gloo" not in megatron_flags(load_recipe(file), vocab_size=1000, platform="te")
