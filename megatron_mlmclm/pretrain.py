@@ -6,6 +6,8 @@ torchrun --nproc-per-node N -m megatron_mlmclm.pretrain --recipe R.yaml [key=val
 import argparse
 import os
 import sys
+import threading
+import time
 from collections.abc import Sequence
 
 from megatron_mlmclm.errors import run_cleanly
@@ -33,8 +35,22 @@ def pretrain(argv: Sequence[str]) -> None:
     run(request, terminal, is_last_rank=rank == world_size - 1)
 
 
+def leave_with_launcher() -> None:
+    """End this rank when its torchrun is gone, however it went: else it would go on writing into the run folder."""
+    launcher = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == launcher:
+            time.sleep(0.5)
+        os._exit(1)
+
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        threading.Thread(target=watch, daemon=True).start()
+
+
 def main() -> None:
     """Entry point. A user's mistake is said once, by rank 0; every rank leaves with status 2."""
+    leave_with_launcher()
     run_cleanly(lambda: pretrain(sys.argv[1:]), silent=os.environ.get("RANK", "0") != "0")
 
 
