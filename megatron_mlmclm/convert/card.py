@@ -21,7 +21,7 @@ It loads with `AutoModelForMaskedLM.from_pretrained(...)`, without remote code.
 
 {phases}
 
-{tokens:,} tokens in sequences of {seq_length:,}; {batch} sequences a step.
+After {step:,} of {steps:,} steps: {tokens:,} tokens in sequences of {seq_length:,}, {batch:,} sequences a step.
 
 ## Losses (nats per predicted token)
 
@@ -43,6 +43,8 @@ def model_card(recipe: Recipe, checkpoint: Path) -> str:
         version=__version__,
         checkpoint=checkpoint.name,
         phases="\n".join(_phases(recipe)),
+        step=step,
+        steps=recipe.steps,
         tokens=step * batch * recipe.model.seq_length,
         seq_length=recipe.model.seq_length,
         batch=batch,
@@ -60,15 +62,16 @@ def _phases(recipe: Recipe) -> list[str]:
 
 
 def _losses(metrics: Path, step: int) -> str:
-    """The last training loss of each phase and every objective's last validation loss, up to `step`."""
+    """The last training loss of each phase, then every objective's last validation loss, up to `step`."""
     if not metrics.is_file():
         return "Not recorded beside this checkpoint."
     lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines() if line.strip()]
-    found: dict[str, float] = {}
+    training: dict[str, float] = {}
+    validation: dict[str, float] = {}
     for line in (line for line in lines if line["step"] <= step):
         if line["kind"] == "train":
-            found[f"training, phase {line['phase'] + 1} ({line['objective']}), last step"] = line["loss"]
+            training[f"training, phase {line['phase'] + 1} ({line['objective']}), last step"] = line["loss"]
         else:
-            found.update({f"validation, {name}, last": loss for name, loss in line["losses"].items()})
-    rows = "\n".join(f"| {what} | {loss:.4f} |" for what, loss in found.items())
+            validation.update({f"validation, {name}, last": loss for name, loss in line["losses"].items()})
+    rows = "\n".join(f"| {what} | {loss:.4f} |" for what, loss in {**training, **validation}.items())
     return f"| | loss |\n|---|---|\n{rows}"

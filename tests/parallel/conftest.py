@@ -103,6 +103,7 @@ def worlds(corpus, tmp_path_factory) -> Worlds:
             case("tp2-plain", TP2, PLAIN),
             case("tp2-sp", TP2, SP, probes=all_probes),
             case("pp2", PP2, probes=("gradients",)),
+            case("pp2-plain", PP2, PLAIN),
             case("pp2-vpp2", PP2, VPP2, probes=("gradients",)),
             case("tied-pp2", PP2, TIED, probes=("gradients",)),
             case("dp2-to-tp2-sp", TP2, SP, resume=("dp2", 4)),

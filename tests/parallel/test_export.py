@@ -64,6 +64,7 @@ def test_the_card_names_recipe_and_losses(exported, worlds):
     card = (folder / "README.md").read_text()
     assert f"{worlds.losses('tp1')[-1]:.4f}" in card
     assert "mask_ratio: 0.4" in card
+    assert "After 20 of 20 steps: 5,120 tokens" in card
     assert "pipeline_tag: fill-mask" in card
 
 

@@ -7,7 +7,18 @@ from tests.parallel.fixed import CHANGED_POSITION
 
 pytestmark = pytest.mark.slow
 
-LAYOUTS = ["micro-1-workers-2", "dp2", "dp2-plain", "tp2", "tp2-plain", "tp2-sp", "pp2", "pp2-vpp2", "tp2-pp2"]
+LAYOUTS = [
+    "micro-1-workers-2",
+    "dp2",
+    "dp2-plain",
+    "tp2",
+    "tp2-plain",
+    "tp2-sp",
+    "pp2",
+    "pp2-plain",
+    "pp2-vpp2",
+    "tp2-pp2",
+]
 WITH_GRADIENTS = [
     *(("tp1", name) for name in ("dp2-plain", "tp2", "tp2-sp", "pp2", "pp2-vpp2", "tp2-pp2")),
     *(("tied-tp1", name) for name in ("tied-pp2", "tied-tp2-pp2")),
