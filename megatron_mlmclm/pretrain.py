@@ -51,7 +51,7 @@ def leave_with_launcher() -> None:
 def main() -> None:
     """Entry point. A user's mistake is said once, by rank 0; every rank leaves with status 2."""
     leave_with_launcher()
-    run_cleanly(lambda: pretrain(sys.argv[1:]), silent=os.environ.get("RANK", "0") != "0")
+    run_cleanly(lambda: pretrain(sys.argv[1:]), patience=0.0 if os.environ.get("RANK", "0") == "0" else 5.0)
 
 
 if __name__ == "__main__":  # checkpoint writers are spawned and import this module
