@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from megatron_mlmclm.attention import Pattern
 from megatron_mlmclm.data import Tokenizer, TokenStream, read_sidecar
 from megatron_mlmclm.errors import UserError
-from megatron_mlmclm.objectives import Clm, Mlm, Objective, Vocabulary
+from megatron_mlmclm.objectives import Clm, Corruption, Mlm, Mntp, Objective, Vocabulary
 from megatron_mlmclm.phases import Timeline, View
 from megatron_mlmclm.recipe import Recipe, check_recipe, load_recipe, owned_flags
-from megatron_mlmclm.recipe.schema import SourceSection
+from megatron_mlmclm.recipe.schema import PhaseSection, SourceSection
+
+MASKED = {"mlm": Mlm, "mntp": Mntp}
 
 
 @dataclass(frozen=True)
@@ -39,14 +41,14 @@ def read_request(path: str, extra: Sequence[str], world_size: int | None) -> Req
     check_recipe(recipe, world_size, tokenizer.vocab_size)
     vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.mask_id, tuple(sorted(tokenizer.special_ids)))
     timeline = _timeline(recipe, vocabulary)
-    validation = [_view(name, recipe.validation.mask_ratio, None, 0, vocabulary) for name in recipe.validated]
+    measured = [PhaseSection(objective=name, steps=1, mask_ratio=_ratio(name, recipe)) for name in recipe.validated]
     return Request(
         recipe=recipe,
         flags=tuple(flags),
         tokenizer=tokenizer,
         vocabulary=vocabulary,
         timeline=timeline,
-        views=(*(phase.view for phase in timeline.phases), *validation),
+        views=(*(phase.view for phase in timeline.phases), *(_view(phase, vocabulary) for phase in measured)),
         train=_streams(recipe.data.train, recipe, tokenizer),
         valid=_streams(recipe.data.valid, recipe, tokenizer),
     )
@@ -77,14 +79,25 @@ def _key_of(flag: str) -> str:
 def _timeline(recipe: Recipe, vocabulary: Vocabulary) -> Timeline:
     parts = []
     for phase in recipe.phases:
-        view = _view(phase.objective, phase.mask_ratio, phase.attention, phase.mask_seed, vocabulary)
-        parts.append((phase.name or phase.objective, view, phase.steps * recipe.batch.global_batch_size))
+        samples = phase.steps * recipe.batch.global_batch_size
+        parts.append((phase.name or phase.objective, _view(phase, vocabulary), samples))
     return Timeline.of(parts)
 
 
-def _view(name: str, ratio: float | None, attention: str | None, mask_seed: int, vocabulary: Vocabulary) -> View:
-    objective: Objective = Clm() if name == "clm" else Mlm(vocabulary, ratio)
-    return View(objective, Pattern(attention or objective.direction), mask_seed)
+def _ratio(name: str, recipe: Recipe) -> float | None:
+    return None if name == "clm" else recipe.validation.mask_ratio
+
+
+def _view(phase: PhaseSection, vocabulary: Vocabulary) -> View:
+    objective = _objective(phase, vocabulary)
+    return View(objective, Pattern(phase.attention or objective.direction), phase.mask_seed)
+
+
+def _objective(phase: PhaseSection, vocabulary: Vocabulary) -> Objective:
+    if phase.objective == "clm":
+        return Clm()
+    shares = phase.corruption.model_dump() if phase.corruption else {}
+    return MASKED[phase.objective](Corruption(vocabulary, phase.mask_ratio, **shares))
 
 
 def _streams(sources: Sequence[SourceSection], recipe: Recipe, tokenizer: Tokenizer) -> tuple[TokenStream, ...]:

@@ -7,7 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 Ratio = Annotated[float, Field(gt=0.0, le=1.0)]
-ObjectiveName = Literal["clm", "mlm"]
+ObjectiveName = Literal["clm", "mlm", "mntp"]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class Section(BaseModel):
@@ -73,22 +74,38 @@ class BatchSection(Section):
     global_batch_size: Positive
 
 
+class CorruptionSection(Section):
+    """What becomes of chosen tokens: the shares sum to 1. The paper masks all; BERT has 0.8, 0.1 and 0.1."""
+
+    mask: Share = 1.0
+    random: Share = 0.0
+    keep: Share = 0.0
+    selection: Literal["bernoulli", "exact"] = "bernoulli"
+
+    @model_validator(mode="after")
+    def _whole(self) -> "CorruptionSection":
+        if abs(self.mask + self.random + self.keep - 1.0) > 1e-9:
+            raise ValueError(f"mask {self.mask} + random {self.random} + keep {self.keep} must sum to 1")
+        return self
+
+
 class PhaseSection(Section):
     """One stretch of the run with one objective."""
 
     objective: ObjectiveName
     steps: Positive
     name: str | None = None
-    mask_ratio: Ratio | None = None  # mlm only; the paper's two-stage runs use 0.4
+    mask_ratio: Ratio | None = None  # mlm and mntp; the paper's two-stage runs use 0.4
+    corruption: CorruptionSection | None = None  # mlm and mntp; None: all chosen tokens become the mask
     attention: Literal["causal", "bidirectional"] | None = None  # None: the objective's own
     mask_seed: int = 0
 
     @model_validator(mode="after")
-    def _ratio_with_mlm(self) -> "PhaseSection":
-        if self.objective == "mlm" and self.mask_ratio is None:
-            raise ValueError("an mlm phase needs mask_ratio, e.g. 0.4")
-        if self.objective == "clm" and self.mask_ratio is not None:
-            raise ValueError("mask_ratio is for mlm phases; a clm phase masks nothing")
+    def _masking_where_it_belongs(self) -> "PhaseSection":
+        if self.objective != "clm" and self.mask_ratio is None:
+            raise ValueError(f"an {self.objective} phase needs mask_ratio, e.g. 0.4")
+        if self.objective == "clm" and not (self.mask_ratio is self.corruption is None):
+            raise ValueError("mask_ratio and corruption are for mlm and mntp phases; a clm phase masks nothing")
         return self
 
 

@@ -11,7 +11,7 @@ import torch
 
 from tests.conftest import ROOT
 
-# 4 layers, GQA 4/2, SwiGLU; the switch is after step 8 of 20.
+# 4 layers, GQA 4/2, SwiGLU; the switches are after steps 8 and 14 of 20.
 RECIPE = """
 name: layouts
 output: set-by-case
@@ -22,9 +22,13 @@ data: {{tokenizer: {tokenizer}, train: {train}, valid: {valid}}}
 batch: {{micro_batch_size: 2, global_batch_size: 8}}
 phases:
   - {{objective: clm, steps: 8}}
-  - {{objective: mlm, steps: 12, mask_ratio: 0.4}}
+  - {{objective: mlm, steps: 6, mask_ratio: 0.4}}
+  - objective: mntp
+    steps: 6
+    mask_ratio: 0.3
+    corruption: {{mask: 0.8, random: 0.1, keep: 0.1, selection: exact}}
 optimizer: {{lr: 3.0e-3, warmup_steps: 3, decay_steps: 4}}
-validation: {{interval: 10, samples: 16, objectives: [clm, mlm]}}
+validation: {{interval: 10, samples: 16, objectives: [clm, mlm, mntp]}}
 save_interval: 20
 """
 TP2 = "parallel.tensor_model_parallel_size=2"
