@@ -16,6 +16,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["megatron_mlmclm", "megatron_mlmclm.*"]),
+    package_data={"megatron_mlmclm": ["recipe/presets/**/*.yaml"]},
     python_requires=">=3.12",
     install_requires=[
         "torch>=2.14,<2.15",

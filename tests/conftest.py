@@ -9,6 +9,8 @@ import pytest
 
 from megatron_mlmclm.cli import dispatch
 
+pytest_plugins = ["tests.worlds"]  # the session's torchrun worlds, for every folder of tests
+
 ROOT = Path(__file__).parent.parent
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import ROOT
 
 BLOCK = re.compile(r"^```(bash|yaml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = ["data.md", "training.md", "export.md"]
+PAGES = ["data.md", "training.md", "export.md", "recipes.md"]
 
 
 @pytest.mark.slow
@@ -30,7 +30,7 @@ def test_every_command_in_the_docs_runs(corpus, tmp_path):
             )
             assert done.returncode == 0, f"{page}: {text}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
             ran += 1
-    assert ran == 9
+    assert ran == 10
     assert (tmp_path / "encoder" / "model.safetensors").is_file()
 
 

@@ -2,7 +2,7 @@
 
 from megatron_mlmclm.recipe.arguments import megatron_flags, owned_flags
 from megatron_mlmclm.recipe.checks import check_platform, check_recipe
-from megatron_mlmclm.recipe.load import dump_recipe, load_recipe, parse_recipe
+from megatron_mlmclm.recipe.load import dump_recipe, load_recipe, parse_recipe, preset_names
 from megatron_mlmclm.recipe.schema import Recipe
 
 __all__ = [
@@ -14,4 +14,5 @@ __all__ = [
     "megatron_flags",
     "owned_flags",
     "parse_recipe",
+    "preset_names",
 ]

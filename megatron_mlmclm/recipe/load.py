@@ -11,17 +11,30 @@ from pydantic import BaseModel, ValidationError
 from megatron_mlmclm.errors import UserError
 from megatron_mlmclm.recipe.schema import Recipe
 
+PRESETS = Path(__file__).parent / "presets"
+
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Read the YAML file at `path`, apply `a.b.0.c=value` overrides (values are YAML), and validate.
+    """Read the YAML file (or preset) at `path`, apply `a.b.0.c=value` overrides (values are YAML), and validate.
 
     Raises:
         UserError: the file is missing or no mapping, a key is unknown (the nearest known key is named), a value is off.
     """
-    values = _read(Path(path))
+    values = _read(find_recipe(path))
     for override in overrides:
         _apply(values, override)
     return parse_recipe(values, str(path))
+
+
+def find_recipe(path: str | Path) -> Path:
+    """The file at `path`, or the preset of that name (such as paper/210m-mlm40-42k) where there is no such file."""
+    preset = PRESETS / f"{path}.yaml"
+    return preset if not Path(path).exists() and preset.is_file() else Path(path)
+
+
+def preset_names() -> list[str]:
+    """Names of all presets."""
+    return sorted(str(file.relative_to(PRESETS).with_suffix("")) for file in PRESETS.rglob("*.yaml"))
 
 
 def parse_recipe(values: dict[str, Any], source: str) -> Recipe:
@@ -41,7 +54,8 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"{path}: cannot read the recipe ({error.strerror})") from None
+        known = f"; presets: {', '.join(preset_names())}"
+        raise UserError(f"{path}: cannot read the recipe ({error.strerror}){known}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" on line {mark.line + 1}" if mark else ""

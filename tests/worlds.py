@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import ROOT
+ROOT = Path(__file__).parent.parent
+
 
 # 4 layers, GQA 4/2, SwiGLU; the switches are after steps 8 and 14 of 20.
 RECIPE = """
