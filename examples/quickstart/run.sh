@@ -9,7 +9,7 @@ python=${MLMCLM_VENV:-.venv}/bin/python
 export PYTHONWARNINGS=ignore HF_HUB_OFFLINE=1
 
 here=examples/quickstart
-work=$here/work
+work=$here/output
 overrides=()
 # Fewer steps in each phase, and the schedule with them.
 [[ -z ${SHORT:-} ]] || overrides=(
