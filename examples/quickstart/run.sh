@@ -13,8 +13,8 @@ work=$here/output
 overrides=()
 # Fewer steps in each phase, and the schedule with them.
 [[ -z ${SHORT:-} ]] || overrides=(
-    phases.0.steps=25 phases.1.steps=55 optimizer.warmup_steps=10 optimizer.decay_steps=30
-    validation.interval=80 validation.samples=16 log_interval=10
+    phases.0.steps=20 phases.1.steps=40 optimizer.warmup_steps=8 optimizer.decay_steps=20
+    validation.interval=60 validation.samples=16 log_interval=10
 )
 
 mlmclm() { "$python" -m megatron_mlmclm.cli "$@"; }
