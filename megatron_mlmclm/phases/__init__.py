@@ -1,4 +1,4 @@
-"""When: the timeline of phases, and the start and end of a step. `StepHook` imports megatron when first used."""
+"""When: the timeline of phases, and the start and end of a step. `wrap_train_step` imports megatron when first used."""
 
 from typing import TYPE_CHECKING, Any
 
