@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from megatron_mlmclm.recipe.phase import Segment
 from megatron_mlmclm.recipe.schema import Recipe
 
 # Where CUDA is absent: gloo, Megatron's own layers, and no fused kernels.
@@ -29,16 +30,28 @@ LOCAL_GPU_FLAGS = [
 ]
 
 
-def megatron_flags(recipe: Recipe, *, vocab_size: int, platform: str) -> list[str]:
-    """The flags of a run. `platform` is "cpu", "cuda" (no Transformer Engine) or "te"."""
-    flags = [*_model(recipe, vocab_size), *_batch_and_optimizer(recipe), *_layout(recipe), *_files(recipe)]
+# The learning rate of a step is the recipe's own (`recipe/rates.py`). Megatron keeps the peak rates as part of the name of
+# each parameter group in a checkpoint, so here they are one constant: else a branch with another rate could not load.
+RATE_FLAGS = ["--lr", 1.0, "--min-lr", 0.0, "--lr-decay-style", "constant"]
+RATE_FLAGS_OF_MEGATRON = (
+    *("--lr-warmup-iters", "--lr-warmup-samples", "--lr-warmup-fraction", "--lr-warmup-init"),
+    *("--lr-decay-iters", "--lr-decay-samples", "--lr-wsd-decay-iters", "--lr-wsd-decay-samples"),
+    *("--lr-wsd-decay-style", "--decoupled-lr", "--decoupled-min-lr"),
+)
+
+
+def megatron_flags(recipe: Recipe, segment: Segment, *, vocab_size: int, platform: str) -> list[str]:
+    """The flags of a run up to the end of `segment`. `platform` is "cpu", "cuda" (no Transformer Engine) or "te"."""
+    flags = [*_model(recipe, vocab_size), *_batch(recipe, segment), *_optimizer(recipe), *_layout(recipe)]
+    flags += _files(recipe, segment)
     flags += {"cpu": CPU_FLAGS, "cuda": LOCAL_GPU_FLAGS, "te": ["--transformer-impl", "transformer_engine"]}[platform]
     return [str(flag) for flag in flags]
 
 
 def owned_flags(recipe: Recipe) -> set[str]:
     """Flags that the recipe alone may set: they decide what the samples, phases and weights are."""
-    flags = [*_model(recipe, 0), *_batch_and_optimizer(recipe), *_layout(recipe), "--eval-iters", "--dataloader-type"]
+    flags = [*_model(recipe, 0), *_batch(recipe, recipe.segment_after(0)), *_optimizer(recipe), *_layout(recipe)]
+    flags += [*RATE_FLAGS_OF_MEGATRON, "--eval-iters", "--dataloader-type"]
     return {flag for flag in flags if isinstance(flag, str) and flag.startswith("--")}
 
 
@@ -61,14 +74,18 @@ def _model(recipe: Recipe, vocab_size: int) -> list:
     return flags
 
 
-def _batch_and_optimizer(recipe: Recipe) -> list:
-    optimizer, batch = recipe.optimizer, recipe.batch
+def _batch(recipe: Recipe, segment: Segment) -> list:
+    return [
+        *("--micro-batch-size", segment.batch.micro_batch_size),
+        *("--global-batch-size", segment.batch.global_batch_size),
+        *("--train-iters", segment.last_step, "--seed", recipe.seed),
+    ]
+
+
+def _optimizer(recipe: Recipe) -> list:
+    optimizer = recipe.optimizer
     flags = [
-        *("--micro-batch-size", batch.micro_batch_size, "--global-batch-size", batch.global_batch_size),
-        *("--train-iters", recipe.steps, "--seed", recipe.seed, "--optimizer", "adam"),
-        *("--lr", optimizer.lr, "--min-lr", optimizer.min_lr, "--lr-decay-style", "WSD"),
-        *("--lr-wsd-decay-style", "linear", "--lr-wsd-decay-iters", optimizer.decay_steps),
-        *("--lr-warmup-iters", optimizer.warmup_steps, "--lr-decay-iters", recipe.steps),
+        *("--optimizer", "adam", *RATE_FLAGS),
         *("--adam-beta1", optimizer.adam_beta1, "--adam-beta2", optimizer.adam_beta2),
         *("--adam-eps", optimizer.adam_eps, "--weight-decay", optimizer.weight_decay),
         *("--clip-grad", optimizer.clip_grad),
@@ -95,15 +112,13 @@ def _layout(recipe: Recipe) -> list:
     return flags
 
 
-def _files(recipe: Recipe) -> list:
+def _files(recipe: Recipe, segment: Segment) -> list:
     run = Path(recipe.output)
-    checkpoints = run / "checkpoints"
-    period = recipe.validation.samples * len(recipe.validated)
     return [
-        *("--save", checkpoints, "--load", checkpoints, "--save-interval", recipe.save_interval or recipe.steps),
+        *("--save", run / "checkpoints", "--save-interval", recipe.save_interval or recipe.last_step),
         *("--ckpt-format", "torch_dist", "--dist-ckpt-optim-fully-reshardable"),
         *("--tensorboard-dir", run / "tensorboard", "--log-interval", 1),
         *("--dataloader-type", "single", "--num-workers", recipe.data.num_workers),
         *("--eval-interval", recipe.validation.interval),
-        *("--eval-iters", period // recipe.batch.global_batch_size),
+        *("--eval-iters", recipe.evaluated_sequences // segment.batch.global_batch_size),
     ]

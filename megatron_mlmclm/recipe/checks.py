@@ -1,6 +1,7 @@
 """Combinations that cannot work, found before anything is started. Each message names both numbers."""
 
 from megatron_mlmclm.errors import UserError
+from megatron_mlmclm.recipe.phase import BatchSection, RatioSchedule, Stretch, steps_of
 from megatron_mlmclm.recipe.schema import Recipe
 
 
@@ -10,11 +11,16 @@ def check_recipe(recipe: Recipe, world_size: int | None, vocab_size: int) -> Non
     Raises:
         UserError: one line with the keys and both numbers.
     """
+    _check_lengths(recipe)
     _check_model(recipe)
     _check_layout(recipe, vocab_size)
     _check_schedule(recipe)
-    if world_size is not None:
-        _check_world(recipe, world_size)
+    for stretch in recipe.stretches:
+        _check_phase(recipe, stretch)
+    for key, batch in _batches(recipe).items():
+        _check_batch(recipe, key, batch)
+        if world_size is not None:
+            _check_world(recipe, key, batch, world_size)
 
 
 def check_platform(recipe: Recipe, layers: str, has_apex: bool) -> None:
@@ -72,8 +78,14 @@ def _check_layout(recipe: Recipe, vocab_size: int) -> None:
         _divides(tp, model.padded_vocab_size, "model.padded_vocab_size", key)
 
 
+def _check_lengths(recipe: Recipe) -> None:
+    for number, phase in enumerate(recipe.phases):
+        if steps_of(phase, phase.batch or recipe.batch, recipe.model.seq_length) is None:
+            raise UserError(f"phases.{number} has no length: give it steps, tokens or samples")
+
+
 def _check_schedule(recipe: Recipe) -> None:
-    optimizer, batch = recipe.optimizer, recipe.batch
+    optimizer = recipe.optimizer
     if optimizer.warmup_steps + optimizer.decay_steps > recipe.steps:
         raise UserError(
             f"optimizer.warmup_steps ({optimizer.warmup_steps}) + decay_steps ({optimizer.decay_steps}) exceed the"
@@ -81,18 +93,59 @@ def _check_schedule(recipe: Recipe) -> None:
         )
     if optimizer.min_lr > optimizer.lr:
         raise UserError(f"optimizer.min_lr ({optimizer.min_lr}) is above optimizer.lr ({optimizer.lr})")
-    _divides(batch.micro_batch_size, batch.global_batch_size, "batch.global_batch_size", "batch.micro_batch_size")
+    if recipe.phases[0].optimizer == "reset" and recipe.start is None:
+        raise UserError(
+            "phases.0.optimizer: reset: there is no optimizer state before the first phase of a run from nothing;"
+            " leave it out, or give start.from"
+        )
+
+
+def _check_phase(recipe: Recipe, stretch: Stretch) -> None:
+    phase, key = stretch.phase, f"phases.{stretch.ordinal}"
+    rule = phase.lr
+    if rule and rule.warmup_steps + rule.decay_steps > stretch.steps:
+        raise UserError(
+            f"{key}.lr.warmup_steps ({rule.warmup_steps}) + decay_steps ({rule.decay_steps}) exceed the phase's"
+            f" {stretch.steps} steps"
+        )
+    for number, view in enumerate(phase.views):
+        ratio = view.mask_ratio
+        if isinstance(ratio, RatioSchedule) and ratio.last_change > stretch.steps:
+            part = f".parts.{number}" if phase.parts else ""
+            raise UserError(
+                f"{key}{part}.mask_ratio needs {ratio.last_change} steps, the phase has {stretch.steps}: shorten the"
+                " schedule or lengthen the phase"
+            )
+    missing = [unit for unit in sorted(phase.frozen) if _layer(unit) >= recipe.model.num_layers]
+    if missing:
+        raise UserError(f"{key}.freeze names {missing[0]}, the model's {recipe.model.num_layers} layers count from 0")
+
+
+def _layer(unit: str) -> int:
+    return int(unit.rpartition(".")[2]) if unit.startswith("layers.") else -1
+
+
+def _batches(recipe: Recipe) -> dict[str, BatchSection]:
+    """Every batch size of the run by its key in the recipe."""
+    own = {f"phases.{n}.batch": phase.batch for n, phase in enumerate(recipe.phases) if phase.batch}
+    return {"batch": recipe.batch, **own}
+
+
+def _check_batch(recipe: Recipe, key: str, batch: BatchSection) -> None:
+    _divides(batch.micro_batch_size, batch.global_batch_size, f"{key}.global_batch_size", f"{key}.micro_batch_size")
     if recipe.data.valid:
-        _divides(batch.global_batch_size, recipe.validation.samples, "validation.samples", "batch.global_batch_size")
+        of_it = "validation.samples * objectives + pseudo_perplexity * seq_length"
+        _divides(batch.global_batch_size, recipe.validation.samples, "validation.samples", f"{key}.global_batch_size")
+        _divides(batch.global_batch_size, recipe.evaluated_sequences, of_it, f"{key}.global_batch_size")
 
 
-def _check_world(recipe: Recipe, world_size: int) -> None:
-    parallel, batch = recipe.parallel, recipe.batch
+def _check_world(recipe: Recipe, key: str, batch: BatchSection, world_size: int) -> None:
+    parallel = recipe.parallel
     model_parallel = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size
     _divides(model_parallel, world_size, "number of processes", "tensor * pipeline parallel size")
     data_parallel = world_size // model_parallel
     step = batch.micro_batch_size * data_parallel
-    _divides(step, batch.global_batch_size, "batch.global_batch_size", "micro_batch_size * data parallel size")
+    _divides(step, batch.global_batch_size, f"{key}.global_batch_size", "micro_batch_size * data parallel size")
     if parallel.num_virtual_stages_per_pipeline_rank:
         pp = parallel.pipeline_model_parallel_size
         _divides(pp, batch.global_batch_size // step, "micro-batches per step", "pipeline_model_parallel_size")

@@ -9,6 +9,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from megatron_mlmclm.errors import UserError
+from megatron_mlmclm.recipe.phase import TAGS
 from megatron_mlmclm.recipe.schema import Recipe
 
 PRESETS = Path(__file__).parent / "presets"
@@ -47,7 +48,7 @@ def parse_recipe(values: dict[str, Any], source: str) -> Recipe:
 
 def dump_recipe(recipe: Recipe) -> str:
     """The resolved recipe as YAML: every key, defaults included."""
-    return yaml.safe_dump(recipe.model_dump(), sort_keys=False)
+    return yaml.safe_dump(recipe.model_dump(mode="json", by_alias=True), sort_keys=False)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -103,10 +104,10 @@ def _index(node: list, part: str, key: str) -> int:
 
 
 def _first_problem(error: ValidationError) -> str:
-    problem = error.errors()[0]
-    key = ".".join(str(part) for part in problem["loc"])
+    location, problem = _deepest(error)
+    key = ".".join(str(part) for part in location)
     if problem["type"] == "extra_forbidden":
-        return f"unknown key {key}{_nearest(problem['loc'])}"
+        return f"unknown key {key}{_nearest(location)}"
     if problem["type"] == "missing":
         return f"{key} is missing"
     message = problem["msg"].removeprefix("Value error, ")
@@ -115,19 +116,35 @@ def _first_problem(error: ValidationError) -> str:
     return f"{key}: {message}{shown}"
 
 
-def _nearest(location: tuple[int | str, ...]) -> str:
+def _deepest(error: ValidationError) -> tuple[list[int | str], Any]:
+    """The first problem's place and what it is; where a value could be of several kinds, that of the kind it is like."""
+    problems = [([part for part in each["loc"] if not _is_tag(part)], each) for each in error.errors()]
+    first = problems[0][0]
+    return max((each for each in problems if each[0][: len(first)] == first), key=lambda each: len(each[0]))
+
+
+def _is_tag(part: int | str) -> bool:
+    """Whether pydantic put it there to say which kind of value it tried: no key of the recipe."""
+    return isinstance(part, str) and (part in TAGS or part.startswith(("list[", "literal[")))
+
+
+def _nearest(location: list[int | str]) -> str:
     """The known key most like the unknown one, in its own section."""
     section: type[BaseModel] = Recipe
     for part in location[:-1]:
         if isinstance(part, str):
             section = _section_below(section, part)
-    known = list(section.model_fields)
+    known = [field.alias or name for name, field in section.model_fields.items()]
     close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.4)
     return f"; did you mean {close[0]}?" if close else f"; known here: {', '.join(known)}"
 
 
 def _section_below(section: type[BaseModel], name: str) -> type[BaseModel]:
-    annotation = section.model_fields[name].annotation
-    while not isinstance(annotation, type) or not issubclass(annotation, BaseModel):
-        annotation = get_args(annotation)[0]
-    return annotation
+    """The section that field `name` holds, also inside a list, an option or an annotation."""
+    waiting = [section.model_fields[name].annotation]
+    while waiting:
+        annotation = waiting.pop()
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            return annotation
+        waiting.extend(get_args(annotation))
+    return section

@@ -2,19 +2,23 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
-Positive = Annotated[int, Field(gt=0)]
-NonNegative = Annotated[int, Field(ge=0)]
-Ratio = Annotated[float, Field(gt=0.0, le=1.0)]
-ObjectiveName = Literal["clm", "mlm", "mntp"]
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-
-
-class Section(BaseModel):
-    """A part of a recipe: unknown keys are refused, values are fixed once read."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+from megatron_mlmclm.recipe.phase import (
+    BatchSection,
+    NonNegative,
+    ObjectiveName,
+    PhaseSection,
+    Positive,
+    Ratio,
+    Section,
+    Segment,
+    SourceSection,
+    Stretch,
+    segments_of,
+    sources,
+    steps_of,
+)
 
 
 class ModelSection(Section):
@@ -44,13 +48,6 @@ class ModelSection(Section):
         return self.kv_channels or self.hidden_size // self.num_attention_heads
 
 
-class SourceSection(Section):
-    """One indexed dataset (PREFIX of .bin and .idx) and its share of the samples."""
-
-    path: str
-    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-
-
 class DataSection(Section):
     """Tokenizer folder and indexed datasets, relative to where the command is run."""
 
@@ -62,51 +59,7 @@ class DataSection(Section):
     @field_validator("train", "valid", mode="before")
     @classmethod
     def _one_path(cls, value: object) -> object:
-        """`train: PREFIX` and `train: [PREFIX, ...]` are short for sources of weight 1."""
-        entries = value if isinstance(value, list) else [value]
-        return [{"path": entry} if isinstance(entry, str) else entry for entry in entries]
-
-
-class BatchSection(Section):
-    """Sequences per model replica and forward pass, and per optimizer step."""
-
-    micro_batch_size: Positive
-    global_batch_size: Positive
-
-
-class CorruptionSection(Section):
-    """What becomes of chosen tokens: the shares sum to 1. The paper masks all; BERT has 0.8, 0.1 and 0.1."""
-
-    mask: Share = 1.0
-    random: Share = 0.0
-    keep: Share = 0.0
-    selection: Literal["bernoulli", "exact"] = "bernoulli"
-
-    @model_validator(mode="after")
-    def _whole(self) -> "CorruptionSection":
-        if abs(self.mask + self.random + self.keep - 1.0) > 1e-9:
-            raise ValueError(f"mask {self.mask} + random {self.random} + keep {self.keep} must sum to 1")
-        return self
-
-
-class PhaseSection(Section):
-    """One stretch of the run with one objective."""
-
-    objective: ObjectiveName
-    steps: Positive
-    name: str | None = None
-    mask_ratio: Ratio | None = None  # mlm and mntp; the paper's two-stage runs use 0.4
-    corruption: CorruptionSection | None = None  # mlm and mntp; None: all chosen tokens become the mask
-    attention: Literal["causal", "bidirectional"] | None = None  # None: the objective's own
-    mask_seed: int = 0
-
-    @model_validator(mode="after")
-    def _masking_where_it_belongs(self) -> "PhaseSection":
-        if self.objective != "clm" and self.mask_ratio is None:
-            raise ValueError(f"an {self.objective} phase needs mask_ratio, e.g. 0.4")
-        if self.objective == "clm" and not (self.mask_ratio is self.corruption is None):
-            raise ValueError("mask_ratio and corruption are for mlm and mntp phases; a clm phase masks nothing")
-        return self
+        return sources(value)
 
 
 class OptimizerSection(Section):
@@ -140,6 +93,29 @@ class ValidationSection(Section):
     samples: Positive = 64
     objectives: Annotated[list[ObjectiveName], Field(min_length=1)] | None = None  # None: those of the phases
     mask_ratio: Ratio = 0.15
+    pseudo_perplexity: NonNegative = 0  # samples of which each token is hidden in turn: seq_length sequences a sample
+
+
+class StartSection(Section):
+    """Where a run begins other than from nothing: another run's checkpoint, whose steps and samples it counts on.
+
+    `step`, `sample` and `place` are what the checkpoint says, filled in when it is read: finished steps, samples seen,
+    and the place in the data to go on from.
+    """
+
+    checkpoint: str = Field(alias="from")  # run folder, checkpoints folder or iter_N folder
+    data: Literal["continue", "restart"] = "continue"
+    allow: list[Literal["tokenizer", "data", "seq_length"]] = []  # what may differ from the checkpoint's run
+    step: NonNegative = 0
+    sample: NonNegative = 0
+    place: NonNegative = 0
+
+
+class ComputeSection(Section):
+    """A budget taken from another recipe; the one phase without a length gets what is left of it."""
+
+    equal: Literal["tokens", "predicted tokens", "FLOPs"]
+    to: str  # recipe file or preset
 
 
 class Recipe(Section):
@@ -156,17 +132,72 @@ class Recipe(Section):
     optimizer: OptimizerSection
     parallel: ParallelSection = ParallelSection()
     validation: ValidationSection = ValidationSection()
+    start: StartSection | None = None
+    compute: ComputeSection | None = None
     log_interval: Positive = 10
     save_interval: Positive | None = None  # steps; None: at the end only
 
     @property
+    def stretches(self) -> list[Stretch]:
+        """The phases end to end, after the steps and samples of the checkpoint that the run starts from.
+
+        Only of a settled recipe: every phase has its length.
+        """
+        step, sample = (self.start.step, self.start.sample) if self.start else (0, 0)
+        found = []
+        for ordinal, phase in enumerate(self.phases):
+            batch = phase.batch or self.batch
+            steps = steps_of(phase, batch, self.model.seq_length)
+            found.append(Stretch(ordinal, phase, batch, step + 1, steps, sample))
+            step, sample = found[-1].last_step, found[-1].end_sample
+        return found
+
+    @property
+    def first_step(self) -> int:
+        """The run's first optimizer step, from 1."""
+        return (self.start.step if self.start else 0) + 1
+
+    @property
+    def last_step(self) -> int:
+        """The run's last optimizer step, counted from where its trunk began."""
+        return self.stretches[-1].last_step
+
+    @property
+    def last_sample(self) -> int:
+        """One past the run's last sample, counted likewise."""
+        return self.stretches[-1].end_sample
+
+    @property
     def steps(self) -> int:
-        """Optimizer steps in the whole run."""
-        return sum(phase.steps for phase in self.phases)
+        """Optimizer steps of the run itself."""
+        return self.last_step - self.first_step + 1
+
+    def segment_after(self, step: int) -> Segment:
+        """What to train next after `step` finished steps; the last segment where all are done."""
+        segments = segments_of(self.stretches)
+        return next((each for each in segments if step < each.last_step), segments[-1])
+
+    def stretch_at(self, step: int) -> Stretch:
+        """The phase that `step` (from 1) belongs to; the last one also past the end."""
+        stretches = self.stretches
+        return next((each for each in stretches if step <= each.last_step), stretches[-1])
 
     @property
     def validated(self) -> list[ObjectiveName]:
-        """Objectives that an evaluation measures, each once; none without validation data."""
+        """Objectives that an evaluation measures, each once; none without validation data.
+
+        What a diffusion phase learns is measured as mlm: under one fixed ratio, so that curves compare.
+        """
         if not self.data.valid:
             return []
-        return list(dict.fromkeys(self.validation.objectives or [phase.objective for phase in self.phases]))
+        trained = [view.objective for phase in self.phases for view in phase.views]
+        names = self.validation.objectives or trained
+        return list(dict.fromkeys("mlm" if name == "diffusion" else name for name in names))
+
+    @property
+    def evaluated_sequences(self) -> int:
+        """Sequences that one evaluation reads."""
+        if not self.data.valid:
+            return 0
+        hidden_in_turn = self.validation.pseudo_perplexity * self.model.seq_length
+        return self.validation.samples * len(self.validated) + hidden_in_turn

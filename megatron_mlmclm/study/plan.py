@@ -5,8 +5,8 @@ from pathlib import Path
 
 from megatron_mlmclm.data import Tokenizer
 from megatron_mlmclm.errors import UserError
-from megatron_mlmclm.recipe import Recipe
-from megatron_mlmclm.recipe.schema import ModelSection, OptimizerSection
+from megatron_mlmclm.recipe import Recipe, learning_rate
+from megatron_mlmclm.recipe.schema import ModelSection
 
 
 @dataclass(frozen=True)
@@ -119,21 +119,6 @@ def training_flops(model: ModelSection, rows: int, tokens: float, predicted: flo
     weights = parameters(model, rows).layers
     scores = 12 * model.num_layers * model.num_attention_heads * model.head_dim * model.seq_length
     return tokens * (6 * weights + scores * (0.5 if causal else 1.0)) + predicted * 6 * rows * model.hidden_size
-
-
-def learning_rate(recipe: Recipe, step: int) -> float:
-    """The rate that `step` (1-based) is taken with: linear warm-up from 0, hold, linear decay to min_lr.
-
-    Megatron sets a step's rate from the steps before it, so the first one of a warm-up has rate 0.
-    """
-    optimizer: OptimizerSection = recipe.optimizer
-    done, decay_from = step - 1, recipe.steps - optimizer.decay_steps
-    if done < optimizer.warmup_steps:
-        return optimizer.lr * done / optimizer.warmup_steps
-    if done <= decay_from:
-        return optimizer.lr
-    left = 1.0 - (done - decay_from) / optimizer.decay_steps
-    return optimizer.min_lr + left * (optimizer.lr - optimizer.min_lr)
 
 
 def _vocabulary_rows(recipe: Recipe) -> int:

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from megatron_mlmclm.errors import UserError
-from megatron_mlmclm.recipe import Recipe, load_recipe
-from megatron_mlmclm.study.plan import PhasePlan, Plan, learning_rate, plan
+from megatron_mlmclm.recipe import Recipe, learning_rate, load_recipe
+from megatron_mlmclm.study.plan import PhasePlan, Plan, plan
 
 WIDTH = 100  # columns that a timeline needs; a narrower terminal wraps it
 

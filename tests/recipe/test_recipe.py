@@ -155,7 +155,8 @@ def test_a_distributed_optimizer_that_could_not_be_resumed_is_refused(file):
 
 
 def test_flags_carry_the_recipe(file):
-    flags = megatron_flags(load_recipe(file), vocab_size=1000, platform="cpu")
+    recipe = load_recipe(file)
+    flags = megatron_flags(recipe, recipe.segment_after(0), vocab_size=1000, platform="cpu")
     pairs = dict(zip(flags, flags[1:], strict=False))
     assert pairs["--train-iters"] == "10"
     assert pairs["--vocab-size"] == "1000"
@@ -163,4 +164,4 @@ def test_flags_carry_the_recipe(file):
     assert "--calculate-per-token-loss" in flags
     assert pairs["--eval-iters"] == "16"
     assert pairs["--distributed-backend"] == "gloo"
-    assert "gloo" not in megatron_flags(load_recipe(file), vocab_size=1000, platform="te")
+    assert "gloo" not in megatron_flags(recipe, recipe.segment_after(0), vocab_size=1000, platform="te")

@@ -4,9 +4,8 @@ import pytest
 
 from megatron_mlmclm.cli import dispatch
 from megatron_mlmclm.errors import UserError
-from megatron_mlmclm.recipe import load_recipe, preset_names
+from megatron_mlmclm.recipe import learning_rate, load_recipe, preset_names
 from megatron_mlmclm.study import plan
-from megatron_mlmclm.study.plan import learning_rate
 
 
 @pytest.mark.parametrize("name", preset_names())
