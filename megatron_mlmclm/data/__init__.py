@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from megatron_mlmclm.data.blend import Blend, SampleId
-    from megatron_mlmclm.data.dataset import EncoderDataset, Reading
+    from megatron_mlmclm.data.dataset import EncoderDataset, Reading, Sources
     from megatron_mlmclm.data.indexed import IndexedReader, IndexedWriter, read_sidecar
     from megatron_mlmclm.data.stream import TokenStream
     from megatron_mlmclm.data.tokenizer import Tokenizer
@@ -15,6 +15,7 @@ _HOME = {
     "EncoderDataset": "dataset",
     "Reading": "dataset",
     "SampleId": "blend",
+    "Sources": "dataset",
     "IndexedReader": "indexed",
     "IndexedWriter": "indexed",
     "read_sidecar": "indexed",
@@ -29,6 +30,7 @@ __all__ = [
     "IndexedReader",
     "IndexedWriter",
     "SampleId",
+    "Sources",
     "TokenStream",
     "Tokenizer",
     "read_sidecar",

@@ -40,7 +40,10 @@ def layer_spec(
     """Layers that start with `pattern`: TE's where the run asks for Transformer Engine, else local ones made ours."""
     transformer = config.transformer
     if transformer.transformer_impl == "transformer_engine":
+        from megatron_mlmclm.attention import PatternTEDotProductAttention
+
         spec = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=transformer.qk_layernorm)
+        spec.submodules.self_attention.submodules.core_attention = PatternTEDotProductAttention
         _start_with(spec, pattern)
         return spec
     spec = get_gpt_layer_local_spec(qk_layernorm=transformer.qk_layernorm, normalization="RMSNorm")
