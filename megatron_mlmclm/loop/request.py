@@ -97,7 +97,7 @@ def _objective(phase: PhaseSection, vocabulary: Vocabulary) -> Objective:
     if phase.objective == "clm":
         return Clm()
     shares = phase.corruption.model_dump() if phase.corruption else {}
-    return MASKED[phase.objective](Corruption(vocabulary, phase.mask_ratio, **shares))
+    return MASKED[phase.objective](Corruption(vocabulary, **shares), phase.mask_ratio)
 
 
 def _streams(sources: Sequence[SourceSection], recipe: Recipe, tokenizer: Tokenizer) -> tuple[TokenStream, ...]:
