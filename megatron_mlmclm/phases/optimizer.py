@@ -111,7 +111,8 @@ class Freezer:
     def freeze(self, units: Collection[str]) -> None:
         """Freeze these units and no others from this step on; the same on every rank, after `attach`.
 
-        ValueError for a name that the model does not have. With tied embeddings "head" and "embedding" both mean the shared weight.
+        With tied embeddings "head" and "embedding" both mean the shared weight. ValueError for a name that the model
+        does not have.
         """
         if unknown := sorted(set(units) - self._known):
             raise ValueError(f"the model has no {', '.join(unknown)} to freeze")

@@ -1,4 +1,4 @@
-"""Reset, hyperparameters and freezing on Megatron's own optimizers: tests/parallel/optimizer_world.py does the checks."""
+"""Reset, hyperparameters and freezing on Megatron's own optimizers, as tests/parallel/optimizer_world.py finds them."""
 
 import json
 import os
