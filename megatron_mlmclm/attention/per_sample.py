@@ -24,9 +24,7 @@ class PatternParams(PackedSeqParams):
 
 def pattern_params(patterns: Sequence[Pattern], seq_length: int) -> PatternParams:
     """For a micro-batch [s, b] of whole sequences. Rotary embeddings take the larger of the two lengths."""
-    return PatternParams(
-        qkv_format="sbhd", max_seqlen_q=seq_length, max_seqlen_kv=seq_length, patterns=tuple(patterns)
-    )
+    return PatternParams(qkv_format="sbhd", max_seqlen_q=seq_length, max_seqlen_kv=seq_length, patterns=tuple(patterns))
 
 
 def attend_by_pattern(

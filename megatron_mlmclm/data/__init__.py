@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from megatron_mlmclm.data.indexed import IndexedReader, IndexedWriter, read_sidecar
     from megatron_mlmclm.data.stream import TokenStream
     from megatron_mlmclm.data.tokenizer import Tokenizer
+    from megatron_mlmclm.data.words import word_marks
 
 _HOME = {
     "Blend": "blend",
@@ -19,6 +20,7 @@ _HOME = {
     "IndexedReader": "indexed",
     "IndexedWriter": "indexed",
     "read_sidecar": "indexed",
+    "word_marks": "words",
     "TokenStream": "stream",
     "Tokenizer": "tokenizer",
 }
@@ -34,6 +36,7 @@ __all__ = [
     "TokenStream",
     "Tokenizer",
     "read_sidecar",
+    "word_marks",
 ]
 
 

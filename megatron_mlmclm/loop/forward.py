@@ -68,9 +68,7 @@ class ForwardStep:
         present = {int(number) for number in batch["view"]}
         capacity = max(self._views[number].objective.capacity(batch["inputs"].numel()) for number in present)
         parts = batch["view"] - numbers.start
-        return select_rows(
-            batch["predicted"], batch["labels"], capacity, self._vocab_size, batch["weight"], parts
-        )
+        return select_rows(batch["predicted"], batch["labels"], capacity, self._vocab_size, batch["weight"], parts)
 
     def _attention(self, batch: dict[str, Any], model: torch.nn.Module, seq_length: int) -> Any:
         """Set the pattern that all sequences share, or give back one for each."""

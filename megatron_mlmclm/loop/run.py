@@ -40,8 +40,8 @@ def run(request: Request, segment: Segment, terminal: TextIO, is_last_rank: bool
             padded_vocab_size=recipe.model.padded_vocab_size,
             init_std=recipe.model.init_method_std,
             pattern=Pattern("bidirectional"),  # each phase sets its own
+            finalize_model_grads=freezer.finalize,
         )
-    config.transformer.finalize_model_grads_func = freezer.finalize
     args.mlmclm_recipe = dump_recipe(recipe)  # Megatron saves its arguments in every checkpoint
     args.mlmclm_origin = request.origin
     if args.rank == 0:

@@ -1,4 +1,4 @@
-"""Collecting an evaluation's results: Megatron's `non_loss_data_func`, called on every rank after its forward passes."""
+"""An evaluation's results: Megatron's `non_loss_data_func`, called on every rank after its forward passes."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -69,7 +69,14 @@ def wrap_train_step(on_start: Callable[[StepStart], None], on_end: Callable[[Ste
         lr = float(optimizer.param_groups[0]["lr"])
         began = time.perf_counter()
         result = inner(
-            forward_step_func, data_iterator, model, optimizer, opt_param_scheduler, *rest, iteration=iteration, **kwargs
+            forward_step_func,
+            data_iterator,
+            model,
+            optimizer,
+            opt_param_scheduler,
+            *rest,
+            iteration=iteration,
+            **kwargs,
         )
         # An objective that no sample of this step was for has no loss: 0 / 0.
         reported = {name: value for name, value in result[0].items() if not math.isnan(value)} or result[0]
@@ -83,7 +90,7 @@ def wrap_train_step(on_start: Callable[[StepStart], None], on_end: Callable[[Ste
 
 
 def set_rate(start: StepStart, rate: float) -> None:
-    """Take the step with learning rate `rate` (per unit of a parameter group's own peak), whatever Megatron's rule says.
+    """Take the step with learning rate `rate`, per unit of a parameter group's own peak, whatever Megatron's rule says.
 
     Megatron's scheduler then asks for the rate of the next step too, and saves it: the number of samples it has seen is
     set here as well, since it does not count steps that were skipped.
