@@ -45,8 +45,8 @@ def word_marks(tokenizer: Tokenizer) -> WordMarks:
     if model["type"] == "WordLevel":
         return _marks(dict.fromkeys(text, ""), dict.fromkeys(text, ""), lambda _tail, _head: True, alone)
     if prefix := model.get("continuing_subword_prefix"):
-        heads = {number: piece[: len(prefix)] for number, piece in text.items()}
-        return _marks(dict.fromkeys(text, ""), heads, lambda _tail, head: head != prefix, alone)
+        heads = {number: prefix if piece.startswith(prefix) else "" for number, piece in text.items()}
+        return _marks(dict.fromkeys(text, ""), heads, lambda _tail, head: not head, alone)
     spell = _spelling(settings, text)
     if spell is None:
         raise UserError(
