@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 ROOT = Path(__file__).parent.parent
 
@@ -32,6 +33,59 @@ optimizer: {{lr: 3.0e-3, warmup_steps: 3, decay_steps: 4}}
 validation: {{interval: 10, samples: 16, objectives: [clm, mlm, mntp]}}
 save_interval: 20
 """
+# Five phases of four steps; the tests resume inside each.
+FIVE = """
+name: five
+output: set-by-case
+seed: 78
+model:
+  {{num_layers: 4, hidden_size: 64, ffn_hidden_size: 128, num_attention_heads: 4, num_query_groups: 2, seq_length: 32}}
+data: {{tokenizer: {tokenizer}, train: {train}, valid: {valid}}}
+batch: {{micro_batch_size: 2, global_batch_size: 8}}
+phases:
+  - {{objective: clm, steps: 4}}
+  - {{objective: mlm, steps: 4, mask_ratio: 0.4, freeze: [embedding, layers.0-1]}}
+  - {{objective: mntp, steps: 4, mask_ratio: 0.3, optimizer: reset}}
+  - objective: mixed
+    steps: 4
+    parts: [{{objective: clm, share: 1}}, {{objective: mntp, share: 2, mask_ratio: 0.3}}]
+  - {{objective: mlm, steps: 4, mask_ratio: 0.15, lr: {{decay_steps: 4, shape: 1-sqrt, end: 0.1}}}}
+optimizer: {{lr: 3.0e-3}}
+validation: {{interval: 10, samples: 8, objectives: [clm, mlm], pseudo_perplexity: 1}}
+save_interval: 2
+"""
+# What FIVE leaves out of objectives, corruption and batches; two steps a phase.
+EVERY = """
+name: every
+output: set-by-case
+seed: 79
+model:
+  {{num_layers: 4, hidden_size: 64, ffn_hidden_size: 128, num_attention_heads: 4, num_query_groups: 2, seq_length: 32}}
+data: {{tokenizer: {tokenizer}, train: {train}, valid: {valid}}}
+batch: {{micro_batch_size: 2, global_batch_size: 8}}
+phases:
+  - {{objective: clm, steps: 2, attention: prefix, prefix: [0.2, 0.8]}}
+  - {{objective: diffusion, steps: 2, mask_ratio: [0.1, 1.0], weight: inverse_ratio}}
+  - {{objective: mlm, steps: 2, mask_ratio: {{start: 0.5, end: 0.2}}, corruption: {{selection: words}}}}
+  - {{objective: mlm, steps: 2, mask_ratio: 0.3, corruption: {{mask: 0.8, random: 0.1, keep: 0.1, selection: spans}}}}
+  - objective: alternating
+    steps: 2
+    parts: [{{objective: clm, steps: 1}}, {{objective: mlm, steps: 1, mask_ratio: 0.3}}]
+  - objective: mixed
+    by: batches
+    steps: 2
+    parts: [{{objective: clm, share: 1}}, {{objective: mntp, share: 1, mask_ratio: 0.3}}]
+  - objective: mixed
+    steps: 2
+    parts:
+      - {{objective: clm, share: 1}}
+      - {{objective: diffusion, share: 1, mask_ratio: [0.1, 0.5], weight: inverse_ratio}}
+      - {{objective: clm, share: 1, name: prefix, attention: prefix, prefix: [0.2, 0.8]}}
+  - {{objective: clm, steps: 2, data: replay, batch: {{micro_batch_size: 4, global_batch_size: 4}}}}
+  - {{objective: mlm, steps: 2, mask_ratio: 0.3, data: {valid}, attention: causal}}
+optimizer: {{lr: 3.0e-3}}
+validation: {{interval: 100, samples: 8}}
+"""
 TP2 = "parallel.tensor_model_parallel_size=2"
 PP2 = "parallel.pipeline_model_parallel_size=2"
 SP = "parallel.sequence_parallel=true"
@@ -39,6 +93,7 @@ VPP2 = "parallel.num_virtual_stages_per_pipeline_rank=2"
 PLAIN = "parallel.use_distributed_optimizer=false"
 OFTEN = "save_interval=4"
 TIED = "model.tie_embeddings=true"
+RECOMPUTE = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
 
 
 class Worlds:
@@ -46,14 +101,28 @@ class Worlds:
 
     def __init__(self, folder: Path, corpus) -> None:
         self.folder = folder
-        self.recipe = folder / "recipe.yaml"
-        self.recipe.write_text(RECIPE.format(tokenizer=corpus.tokenizer, train=corpus.train, valid=corpus.valid))
+        for name, text in (("layouts", RECIPE), ("five", FIVE), ("every", EVERY)):
+            filled = text.format(tokenizer=corpus.tokenizer, train=corpus.train, valid=corpus.valid)
+            (folder / f"{name}.yaml").write_text(filled)
+        self.recipe = folder / "layouts.yaml"
 
-    def case(self, name: str, *extra: str, probes: tuple[str, ...] = (), resume: tuple[str, int] | None = None) -> dict:
-        case = {"recipe": str(self.recipe), "extra": [f"output={self.folder / name}", *extra], "probes": probes}
-        if resume:
-            case["resume"] = [str(self.folder / resume[0]), resume[1]]
-        return case
+    def case(
+        self,
+        name: str,
+        *extra: str,
+        recipe: str = "layouts",
+        probes: tuple[str, ...] = (),
+        gradients: tuple[int, ...] = (1, 9),
+        resume: tuple[str, int] | None = None,
+    ) -> dict:
+        """A run of `recipe` in the folder `name`; `resume` (run, step): as if that run had stopped after that step."""
+        return {
+            "recipe": str(self.folder / f"{recipe}.yaml"),
+            "extra": [f"output={self.folder / name}", *extra],
+            "probes": probes,
+            "gradients": gradients,
+            "resume": [str(self.folder / resume[0]), resume[1]] if resume else None,
+        }
 
     def start(self, processes: int, cases: list[dict]) -> None:
         """Run the cases in one world of `processes`; on failure show what the ranks said."""
@@ -75,8 +144,15 @@ class Worlds:
 
     def gradients(self, name: str, step: int) -> dict[tuple, torch.Tensor]:
         """Full gradients by (global name, layer), put together from every rank's shards."""
+        return self._whole(name, f"gradients_{step}")
+
+    def weights(self, name: str, step: int) -> dict[tuple, torch.Tensor]:
+        """Likewise the weights that `step` began with."""
+        return self._whole(name, f"weights_{step}")
+
+    def _whole(self, name: str, what: str) -> dict[tuple, torch.Tensor]:
         full: dict[tuple, torch.Tensor] = {}
-        for file in sorted((self.folder / name).glob(f"gradients_{step}_*.pt")):
+        for file in sorted((self.folder / name).glob(f"{what}_*.pt")):
             for key, offset, shape, data in torch.load(file):
                 whole = full.setdefault(key, torch.zeros(shape))
                 whole[tuple(slice(o, o + n) for o, n in zip(offset, data.shape, strict=True))] = data
@@ -89,6 +165,20 @@ def worlds(corpus, tmp_path_factory) -> Worlds:
     worlds = Worlds(tmp_path_factory.mktemp("worlds"), corpus)
     case = worlds.case
     all_probes = ("gradients", "perturbation", "logits", "head")
+    edges = (1, 5, 9, 13, 17)  # of FIVE
+    phases = yaml.safe_load((worlds.folder / "five.yaml").read_text())["phases"]
+
+    def cut(*steps: int) -> str:
+        """FIVE with as many phases as there are steps, each so long."""
+        return f"phases={json.dumps([phase | {'steps': n} for phase, n in zip(phases, steps, strict=False)])}"
+
+    def branch(optimizer: str) -> tuple[str, str]:
+        """What is left of FIVE after its step 8, branched off there."""
+        left = json.dumps([phases[2] | {"optimizer": optimizer}, *phases[3:]])
+        trunk = worlds.folder / "five-tp1" / "checkpoints" / "iter_0000008"
+        return f"phases={left}", f"start={{from: {trunk}}}"
+
+    pieces = (cut(4, 3), cut(4, 4, 4, 1), cut(4, 4, 4, 4, 4))
     worlds.start(
         1,
         [
@@ -96,6 +186,20 @@ def worlds(corpus, tmp_path_factory) -> Worlds:
             *(case(f"tp1-from-{step}", PLAIN, resume=("tp1", step)) for step in (4, 8, 12)),
             case("micro-1-workers-2", "batch.micro_batch_size=1", "data.num_workers=2"),
             case("tied-tp1", TIED, probes=("gradients", "logits")),
+            case("five-tp1", recipe="five", probes=("gradients", "batches"), gradients=edges),
+            *(
+                case(
+                    f"five-micro-{size}", f"batch.micro_batch_size={size}", workers, recipe="five", probes=("batches",)
+                )
+                for size, workers in ((1, "data.num_workers=2"), (4, "data.num_workers=4"))
+            ),
+            # One run in three pieces: each ends inside a phase, and the next makes the run longer.
+            *(
+                case("five-pieces", phases, f"data.num_workers={workers}", recipe="five", probes=("batches",))
+                for phases, workers in ((pieces[0], 0), (pieces[1], 2), (pieces[2], 4))
+            ),
+            case("every-tp1", recipe="every", probes=("gradients",), gradients=tuple(range(1, 19))),
+            *(case(f"branch-{kind}", *branch(kind), recipe="five") for kind in ("keep", "reset")),
         ],
     )
     worlds.start(
@@ -114,6 +218,8 @@ def worlds(corpus, tmp_path_factory) -> Worlds:
             case("dp2-to-tp2-sp", TP2, SP, resume=("dp2", 4)),
             case("dp2-to-pp2", PP2, resume=("dp2", 8)),
             case("dp2-to-tp2", TP2, resume=("dp2", 12)),
+            case("five-pp2-recompute", PP2, *RECOMPUTE, recipe="five", probes=("gradients",), gradients=edges),
+            case("every-tp2-sp", TP2, SP, recipe="every"),
         ],
     )
     worlds.start(
@@ -122,6 +228,13 @@ def worlds(corpus, tmp_path_factory) -> Worlds:
             case("tp2-pp2", TP2, PP2, SP, probes=("gradients",)),
             case("tied-tp2-pp2", TP2, PP2, SP, TIED, probes=("gradients",)),
             case("dp2-to-tp2-pp2", TP2, PP2, resume=("dp2", 8)),
+            case("five-tp2-pp2", TP2, PP2, recipe="five", probes=("gradients",), gradients=edges),
+            *(
+                case(f"five-tp2-pp2-from-{step}", TP2, PP2, recipe="five", resume=("five-tp2-pp2", step))
+                for step in (2, 6, 10, 14, 18)
+            ),
+            case("branch-tp2-pp2", TP2, PP2, *branch("reset"), recipe="five"),
+            case("every-dp2-pp2", PP2, "batch.global_batch_size=8", recipe="every"),
         ],
     )
     return worlds

@@ -29,7 +29,8 @@ def word_marks(tokenizer: Tokenizer) -> WordMarks:
 
     WordLevel: every token does. WordPiece: pieces without its prefix do. SentencePiece: pieces with ▁. Byte-level BPE:
     pieces with Ġ. In the last two the pre-tokenizer also says whether it cuts between the kinds of characters that meet
-    (letters, digits, other). Special tokens, added tokens and ids without a piece share no word with a neighbour.
+    (letters, digits, other); without one, lines are apart. Special tokens, added tokens and ids without a piece share
+    no word with a neighbour.
 
     Raises:
         UserError: its pieces do not tell where words begin.
@@ -44,8 +45,8 @@ def word_marks(tokenizer: Tokenizer) -> WordMarks:
     if model["type"] == "WordLevel":
         return _marks(dict.fromkeys(text, ""), dict.fromkeys(text, ""), lambda _tail, _head: True, alone)
     if prefix := model.get("continuing_subword_prefix"):
-        heads = {number: piece[: len(prefix)] for number, piece in text.items()}
-        return _marks(dict.fromkeys(text, ""), heads, lambda _tail, head: head != prefix, alone)
+        heads = {number: prefix if piece.startswith(prefix) else "" for number, piece in text.items()}
+        return _marks(dict.fromkeys(text, ""), heads, lambda _tail, head: not head, alone)
     spell = _spelling(settings, text)
     if spell is None:
         raise UserError(
@@ -144,8 +145,8 @@ def _cuts_of(pre_tokenizer: PreTokenizer | None) -> Cuts:
             return False
         if head.startswith(MARK) or re.match(r" \S", head):
             return True
-        if pre_tokenizer is None:
-            return False
+        if pre_tokenizer is None:  # then it calls a whole text one word
+            return "\n" in (tail[-1:], head[:1])
         # GPT-2 leaves a run's last space to the text after it: where a token is one space, there is such a text.
         follow = "a" if len(head) == 1 and head.isspace() else ""
         tail = tail.replace(MIDDLE, "a")

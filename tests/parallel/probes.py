@@ -2,7 +2,9 @@
 
 import contextlib
 import gc
+import hashlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,25 +13,28 @@ from megatron.core.utils import unwrap_model
 from megatron.training import global_vars, training
 
 from megatron_mlmclm.loop import run as run_module
+from megatron_mlmclm.loop.forward import ForwardStep
 from megatron_mlmclm.model import masked_loss, predicted_logits, select_rows
 from megatron_mlmclm.model.init import sharded_tensors
 from tests.parallel.fixed import CHANGED_POSITION, LAST_STEP, VOCAB_SIZE, fixed_sequences
 
 
 @contextlib.contextmanager
-def installed(names: list[str], request, rank: int) -> Iterator[None]:
+def installed(names: list[str], steps: list[int], request, rank: int) -> Iterator[None]:
     """Hang the named probes on the next run, and take everything off again."""
-    train_step, build = training.train_step, run_module.model_config
+    train_step, build, forward_step = training.train_step, run_module.model_config, run_module.ForwardStep
     folder = Path(request.recipe.output)
 
     def with_probes(args, **kwargs):
         config = build(args, **kwargs)
         if "gradients" in names:
             inner = config.transformer.finalize_model_grads_func
-            config.transformer.finalize_model_grads_func = _saving_gradients(inner, folder, rank)
+            config.transformer.finalize_model_grads_func = _saving_gradients(inner, steps, folder, rank)
         return config
 
     run_module.model_config = with_probes
+    if "batches" in names:
+        run_module.ForwardStep = partial(_Recording, folder / "batches.txt")
     if "perturbation" in names:
         _after_each_step(lambda step, chunk: _save_first_moved(step, chunk, request.recipe, folder, rank))
     if "logits" in names:
@@ -39,7 +44,7 @@ def installed(names: list[str], request, rank: int) -> Iterator[None]:
     try:
         yield
     finally:
-        training.train_step, run_module.model_config = train_step, build
+        training.train_step, run_module.model_config, run_module.ForwardStep = train_step, build, forward_step
 
 
 def reset_megatron() -> None:
@@ -51,33 +56,64 @@ def reset_megatron() -> None:
     gc.collect()
 
 
-def _saving_gradients(inner, folder: Path, rank: int):
-    """Saves this rank's shards of every full gradient, by global name and offset, at the first step of each phase."""
+class _Recording(ForwardStep):
+    """Appends, for every training sample this rank is given, the hash of what the model reads and predicts."""
+
+    def __init__(self, file: Path, *args) -> None:
+        super().__init__(*args)
+        self._file = file
+
+    def __call__(self, data_iterator, model):
+        return super().__call__(self._recorded(data_iterator) if model.training else data_iterator, model)
+
+    def _recorded(self, data_iterator):
+        batch = next(data_iterator)
+        names = ("inputs", "labels", "predicted", "view", "weight", "prefix")
+        with self._file.open("a") as file:
+            for place in range(len(batch["view"])):
+                parts = b"".join(batch[name][place].numpy().tobytes() for name in names)
+                file.write(hashlib.sha256(parts).hexdigest() + "\n")
+        yield batch
+
+
+def _saving_gradients(inner, steps: list[int], folder: Path, rank: int):
+    """Saves this rank's shards of every full gradient, and of the weights it was taken at, by global name and offset.
+
+    `steps` count from the start of the process.
+    """
     step = 0
 
     def finalize(model, num_tokens=None, *args, **kwargs):
         nonlocal step
         inner(model, num_tokens, *args, **kwargs)
         step += 1
-        if step in (1, 9):
-            shards = [shard for chunk in unwrap_model(model) for shard in _gradients_as_shards(chunk)]
-            torch.save(shards, folder / f"gradients_{step}_{rank}.pt")
+        if step in steps:
+            chunks = unwrap_model(model)
+            weights = [shard for chunk in chunks for shard in _shards(chunk)]
+            torch.save(weights, folder / f"weights_{step}_{rank}.pt")
+            gradients = [shard for chunk in chunks for shard in _gradients_as_shards(chunk)]
+            torch.save(gradients, folder / f"gradients_{step}_{rank}.pt")
 
     return finalize
 
 
+def _shards(chunk) -> list[tuple]:
+    """(name with layer index, offset, global shape, data) of each shard of the weights."""
+    shards = []
+    for t in sharded_tensors(chunk):
+        lead = t.prepend_axis_num
+        name = (t.key, *t.global_offset[:lead])
+        shards.append((name, t.global_offset[lead:], t.global_shape[lead:], t.data.clone()))
+    return shards
+
+
 def _gradients_as_shards(chunk) -> list[tuple]:
-    """(name with layer index, offset, global shape, data) of each shard, as if gradients were the weights."""
+    """As `_shards`, as if gradients were the weights."""
     weights = {name: p.data for name, p in chunk.named_parameters()}
     for p in chunk.parameters():
         p.data = p.main_grad.clone()
     try:
-        shards = []
-        for t in sharded_tensors(chunk):
-            lead = t.prepend_axis_num
-            name = (t.key, *t.global_offset[:lead])
-            shards.append((name, t.global_offset[lead:], t.global_shape[lead:], t.data.clone()))
-        return shards
+        return _shards(chunk)
     finally:
         for name, p in chunk.named_parameters():
             p.data = weights[name]

@@ -2,7 +2,8 @@
 
     torchrun --nproc-per-node N tests/parallel/world.py CASES.json LOGS
 
-CASES is a list of {"recipe": PATH, "extra": [overrides and flags], "probes": [names], "resume": [run folder, step]}.
+CASES is a list of {"recipe": PATH, "extra": [overrides and flags], "probes": [names], "gradients": [steps],
+"resume": [run folder, step] or null}.
 Every case leaves metrics.jsonl in its run folder, as a real run does; probes leave files beside it.
 """
 
@@ -43,7 +44,7 @@ def main() -> None:
     torch.distributed.init_process_group("gloo")
     for case in json.loads(Path(sys.argv[1]).read_text()):
         request = read_request(case["recipe"], case["extra"], world_size)
-        if "resume" in case and rank == 0:
+        if case["resume"] and rank == 0:
             resume_from(*case["resume"], request.recipe.output)
         torch.distributed.barrier()
         check_resumable(request.recipe)
@@ -54,7 +55,7 @@ def main() -> None:
         finished = 0
         while finished < request.recipe.last_step:
             segment = request.recipe.segment_after(finished_steps(request.recipe))
-            with probes.installed(case.get("probes", []), request, rank):
+            with probes.installed(case["probes"], case["gradients"], request, rank):
                 run(request, segment, log, is_last_rank=rank == world_size - 1)
             probes.reset_megatron()
             finished = segment.last_step
