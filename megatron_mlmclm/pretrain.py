@@ -4,6 +4,7 @@ torchrun --nproc-per-node N -m megatron_mlmclm.pretrain --recipe R.yaml [key=val
 """
 
 import argparse
+import multiprocessing
 import os
 import sys
 import threading
@@ -18,6 +19,7 @@ def pretrain(argv: Sequence[str]) -> None:
     from megatron_mlmclm import platform
     from megatron_mlmclm.loop.folder import check_resumable, open_log
     from megatron_mlmclm.loop.request import read_request
+    from megatron_mlmclm.loop.start import finished_steps
     from megatron_mlmclm.recipe import check_platform
 
     parser = argparse.ArgumentParser(prog="megatron_mlmclm.pretrain", allow_abbrev=False)
@@ -25,14 +27,37 @@ def pretrain(argv: Sequence[str]) -> None:
     known, extra = parser.parse_known_args(argv)
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     request = read_request(known.recipe, extra, world_size)
-    check_resumable(request.recipe)
-    check_platform(request.recipe, platform.transformer_implementation(), platform.has_nvidia_apex())
-    terminal = open_log(request.recipe, rank)
+    recipe = request.recipe
+    check_resumable(recipe)
+    segment = recipe.segment_after(finished_steps(recipe))
+    check_platform(recipe, platform.transformer_implementation(), platform.has_nvidia_apex())
+    terminal = open_log(recipe, rank)
     platform.prepare()
 
     from megatron_mlmclm.loop.run import run
 
-    run(request, terminal, is_last_rank=rank == world_size - 1)
+    run(request, segment, terminal, is_last_rank=rank == world_size - 1)
+    if segment.last_step < recipe.last_step:
+        go_on()
+
+
+def go_on() -> None:
+    """Begin the run's next segment, which has another batch size, in this process's place: Megatron fixes it for life.
+
+    The launcher sees the same process go on. The ranks meet again under another prefix of the launcher's store, which
+    still has the names under which they met before.
+    """
+    import torch
+
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    for child in multiprocessing.active_children():  # loader workers: they would not notice that their parent is new
+        child.terminate()
+        child.join()
+    count = "TORCHELASTIC_RESTART_COUNT"
+    os.environ[count] = str(int(os.environ.get(count, "0")) + 1)
+    sys.stdout.flush()
+    os.execv(sys.executable, sys.orig_argv)
 
 
 def leave_with_launcher() -> None:

@@ -38,6 +38,24 @@ def verify(chunks: Sequence[torch.nn.Module], pattern: Pattern) -> int:
     return layers
 
 
+def verify_per_sample(chunks: Sequence[torch.nn.Module]) -> int:
+    """Walk every layer: each must read the patterns that come with a batch. Return how many were checked.
+
+    Raises:
+        AttentionMismatchError: names the layer and its core attention, which would attend by its own type.
+    """
+    layers = 0
+    for attention in _attentions(chunks):
+        core = attention.core_attention
+        if not getattr(core, "reads_patterns", False):
+            raise AttentionMismatchError(
+                f"layer {attention.layer_number}: {type(core).__name__} attends alike to all sequences of a batch, the"
+                " phase mixes patterns"
+            )
+        layers += 1
+    return layers
+
+
 def _live_mask_type(attention: Attention) -> str:
     core = attention.core_attention
     if isinstance(core, DotProductAttention):

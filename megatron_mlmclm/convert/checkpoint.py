@@ -1,5 +1,6 @@
 """Reading a Megatron distributed checkpoint in one process, whatever the layout that wrote it."""
 
+import argparse
 from pathlib import Path
 
 import torch
@@ -37,15 +38,23 @@ def _checked(folder: Path) -> Path:
 
 def read_recipe(checkpoint: Path) -> Recipe:
     """The recipe that made `checkpoint`, from the arguments Megatron saved with it. Imports megatron."""
+    return parse_recipe(yaml.safe_load(_saved(read_arguments(checkpoint), checkpoint)), f"{checkpoint} (saved recipe)")
+
+
+def read_arguments(checkpoint: Path) -> argparse.Namespace:
+    """Megatron's arguments as saved in `checkpoint`. Imports megatron, with Transformer Engine hidden."""
     platform.hide_transformer_engine()
     with platform.quiet_imports():
         from megatron.core.dist_checkpointing.serialization import load_common_state_dict
 
-        arguments = load_common_state_dict(checkpoint).get("args")  # weights_only
+        return load_common_state_dict(checkpoint).get("args")  # weights_only
+
+
+def _saved(arguments: argparse.Namespace, checkpoint: Path) -> str:
     text = getattr(arguments, "mlmclm_recipe", None)
     if text is None:
         raise UserError(f"{checkpoint}: holds no recipe; was it written by megatron_mlmclm?")
-    return parse_recipe(yaml.safe_load(text), f"{checkpoint} (saved recipe)")
+    return text
 
 
 def read_weights(checkpoint: Path) -> dict[str, torch.Tensor]:

@@ -5,19 +5,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from megatron_mlmclm.data.blend import Blend, SampleId
-    from megatron_mlmclm.data.dataset import EncoderDataset, Reading
+    from megatron_mlmclm.data.dataset import EncoderDataset, Reading, Sources
     from megatron_mlmclm.data.indexed import IndexedReader, IndexedWriter, read_sidecar
     from megatron_mlmclm.data.stream import TokenStream
     from megatron_mlmclm.data.tokenizer import Tokenizer
+    from megatron_mlmclm.data.words import word_marks
 
 _HOME = {
     "Blend": "blend",
     "EncoderDataset": "dataset",
     "Reading": "dataset",
     "SampleId": "blend",
+    "Sources": "dataset",
     "IndexedReader": "indexed",
     "IndexedWriter": "indexed",
     "read_sidecar": "indexed",
+    "word_marks": "words",
     "TokenStream": "stream",
     "Tokenizer": "tokenizer",
 }
@@ -29,9 +32,11 @@ __all__ = [
     "IndexedReader",
     "IndexedWriter",
     "SampleId",
+    "Sources",
     "TokenStream",
     "Tokenizer",
     "read_sidecar",
+    "word_marks",
 ]
 
 

@@ -14,13 +14,29 @@ from megatron_mlmclm.objectives import Objective, hash_key
 ENDLESS = 1 << 40
 
 
-class Reading(NamedTuple):
-    """How one index is read: the `place`-th sample of the blend, through view number `view`."""
+class Sources:
+    """An endless blend of indexed datasets. `seed` orders it; `names` tell its sources apart in the keys of masks."""
 
+    def __init__(
+        self, streams: Sequence[TokenStream], weights: Sequence[float], seed: int, names: Sequence[int | str] = ()
+    ) -> None:
+        self.streams = tuple(streams)
+        self.names = tuple(names) or tuple(range(len(streams)))
+        self.blend = Blend([stream.n_samples for stream in streams], list(weights), seed)
+
+
+class Reading(NamedTuple):
+    """How one index is read: the `place`-th sample of `sources`, through view number `view` of the run.
+
+    `step` is what the objective is told of time: the step of the phase, from 0.
+    """
+
+    sources: Sources
     place: int
     view: int
     objective: Objective
     mask_seed: int
+    step: int
 
 
 class EncoderDataset:
@@ -30,16 +46,7 @@ class EncoderDataset:
     refused (UserError) at the first sample that shows it.
     """
 
-    def __init__(
-        self,
-        streams: Sequence[TokenStream],
-        weights: Sequence[float],
-        seed: int,
-        reading_of: Callable[[int], Reading],
-        vocab_size: int,
-    ) -> None:
-        self._streams = tuple(streams)
-        self._blend = Blend([stream.n_samples for stream in streams], list(weights), seed)
+    def __init__(self, seed: int, reading_of: Callable[[int], Reading], vocab_size: int) -> None:
         self._seed = seed
         self._reading_of = reading_of
         self._vocab_size = vocab_size
@@ -47,14 +54,23 @@ class EncoderDataset:
     def __len__(self) -> int:
         return ENDLESS
 
-    def __getitem__(self, n: int) -> dict[str, np.ndarray | int]:
-        """Sample n: `inputs` and `labels` int64 [S], `predicted` bool [S], `view` int."""
-        place, view, objective, mask_seed = self._reading_of(n)
-        source, epoch, index = self._blend.locate(place)
-        tokens = self._streams[source].sample(index)
+    def __getitem__(self, n: int) -> dict[str, np.ndarray | int | float]:
+        """Sample n: `inputs`, `labels` int64 [S], `predicted` bool [S], `view` and `prefix` int, `weight` float."""
+        reading = self._reading_of(n)
+        source, epoch, index = reading.sources.blend.locate(reading.place)
+        stream, name = reading.sources.streams[source], reading.sources.names[source]
+        tokens = stream.sample(index)
         largest = int(tokens.max())
         if largest >= self._vocab_size:
-            prefix = self._streams[source].reader.prefix
+            prefix = stream.reader.prefix
             raise UserError(f"{prefix}: token id {largest} is not in the tokenizer's vocabulary of {self._vocab_size}")
-        sample = objective.make(tokens, hash_key("mask", self._seed, mask_seed, source, epoch, index))
-        return {"inputs": sample.inputs, "labels": sample.labels, "predicted": sample.predicted, "view": view}
+        key = hash_key("mask", self._seed, reading.mask_seed, name, epoch, index)
+        sample = reading.objective.make(tokens, key, reading.step)
+        return {
+            "inputs": sample.inputs,
+            "labels": sample.labels,
+            "predicted": sample.predicted,
+            "weight": sample.weight,
+            "prefix": sample.prefix,
+            "view": reading.view,
+        }

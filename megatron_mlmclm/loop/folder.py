@@ -3,54 +3,65 @@
 import logging
 import shutil
 import sys
+from itertools import zip_longest
 from pathlib import Path
 from typing import TextIO
 
-import yaml
-
 from megatron_mlmclm.aside import os_errors, write_file
 from megatron_mlmclm.errors import UserError
-from megatron_mlmclm.recipe import Recipe, dump_recipe
+from megatron_mlmclm.loop.start import has_begun, saved_recipe
+from megatron_mlmclm.recipe import Recipe, Stretch, dump_recipe
+from megatron_mlmclm.recipe.phase import RatioSchedule
 from megatron_mlmclm.recipe.schema import OptimizerSection
 
-# A run that goes on must keep these; phases may be added or lengthened, and the warm-up and decay with them. Megatron
-# takes the optimizer's settings from the checkpoint, so that a changed one would be ignored, or (lr) not load.
+# A run that goes on must keep these; phases may be added or lengthened, and the warm-up and decay with them.
 FIXED = (
-    *("seed", "precision", "model", "batch.global_batch_size", "data.train", "validation", "phases"),
+    *("seed", "precision", "model", "batch.global_batch_size", "data.train", "validation", "start"),
     "parallel.use_distributed_optimizer",  # the two keep their state in different forms
     *(f"optimizer.{key}" for key in OptimizerSection.model_fields if key not in ("warmup_steps", "decay_steps")),
 )
+FREE_IN_PHASE = {"steps", "tokens", "samples", "batch"}  # compared by what they come to
 
 
 def check_resumable(recipe: Recipe) -> None:
     """Refuse to go on with checkpoints that another recipe made, naming the key and both values."""
-    saved = Path(recipe.output) / "recipe.yaml"
-    if not (Path(recipe.output) / "checkpoints" / "latest_checkpointed_iteration.txt").is_file() or not saved.is_file():
+    if not has_begun(recipe):
         return
-    before, now = yaml.safe_load(saved.read_text(encoding="utf-8")), recipe.model_dump()
+    saved = saved_recipe(recipe)
+    before, now = (each.model_dump(by_alias=True, exclude={"start": {"allow"}}) for each in (saved, recipe))
     for key in FIXED:
-        old, new = _value(before, key), _value(now, key)
-        if key == "phases" and _extends(old, new):
-            continue
-        if old != new:
-            raise UserError(
-                f"{recipe.output} holds checkpoints of a run with {key} = {old}, the recipe has {new};"
-                " give another output"
-            )
+        _same(recipe, key, _value(before, key), _value(now, key))
+    for old, new in zip_longest(saved.stretches, recipe.stretches):
+        if old is not None:
+            _same_phase(recipe, old, new, is_last=old.ordinal == len(saved.phases) - 1)
+
+
+def _same_phase(recipe: Recipe, old: Stretch, new: Stretch | None, *, is_last: bool) -> None:
+    """An old phase stays as it is, but the last may be longer, unless its masking ratio stretches with it."""
+    key = f"phases.{old.ordinal}"
+    if new is None:
+        _same(recipe, key, old.phase.label, "no such phase")
+    before, now = (each.phase.model_dump(exclude=FREE_IN_PHASE) for each in (old, new))
+    for name, value in before.items():
+        _same(recipe, f"{key}.{name}", value, now[name])
+    _same(recipe, f"{key}.batch.global_batch_size", old.batch.global_batch_size, new.batch.global_batch_size)
+    ratios = [view.mask_ratio for view in old.phase.views]
+    stretches = any(isinstance(ratio, RatioSchedule) and not ratio.last_change for ratio in ratios)
+    if not is_last or stretches or new.steps < old.steps:
+        _same(recipe, f"{key}.steps", old.steps, new.steps)
+
+
+def _same(recipe: Recipe, key: str, old: object, new: object) -> None:
+    if old != new:
+        raise UserError(
+            f"{recipe.output} holds checkpoints of a run with {key} = {old}, the recipe has {new}; give another output"
+        )
 
 
 def _value(values: dict, key: str) -> object:
     for part in key.split("."):
         values = values[part]
     return values
-
-
-def _extends(old: list[dict], new: list[dict]) -> bool:
-    """Whether `new` only adds steps: old phases stay as they are, but the last may be longer."""
-    if len(new) < len(old) or new[: len(old) - 1] != old[:-1]:
-        return False
-    last, longer = old[-1], new[len(old) - 1]
-    return {**last, "steps": 0} == {**longer, "steps": 0} and longer["steps"] >= last["steps"]
 
 
 def open_log(recipe: Recipe, rank: int) -> TextIO:

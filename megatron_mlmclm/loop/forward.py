@@ -7,37 +7,52 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron_mlmclm.attention import Pattern, set_pattern
-from megatron_mlmclm.model import PredictedRows, masked_loss, select_rows
+from megatron_mlmclm.attention import Pattern, pattern_params, set_pattern
+from megatron_mlmclm.model import PredictedRows, masked_loss, masked_scores, select_rows
 from megatron_mlmclm.phases import View
 
 Report = dict[str, Tensor]
+TOTAL = "loss"  # of a phase with several objectives, beside each one's own
 
 
 class ForwardStep:
     """Called by Megatron's schedules once per micro-batch and model chunk, in training and in evaluation.
 
-    In evaluation it also adds up each objective's loss and count in float64, for `Validation` to collect.
+    `views` are the run's, numbered as the samples carry them; those from `first_measured` on are the validation's.
+    `enter` says which views the phase trains: their losses are reported apart. In evaluation it also adds up each
+    objective's loss, right answers and count in float64, for `Validation` to collect.
     """
 
-    def __init__(self, views: Sequence[View], validated: Sequence[str], vocab_size: int) -> None:
+    def __init__(self, views: Sequence[View], first_measured: int, vocab_size: int) -> None:
         self._views = views
-        self._validated = validated  # names of the objectives that an evaluation measures
+        self._first_measured = first_measured
         self._vocab_size = vocab_size
+        self._trained = range(first_measured)
         self._patterns: dict[int, Pattern] = {}
         self.evaluated: dict[str, Tensor] = {}
 
+    def enter(self, trained: range) -> None:
+        """A phase begins whose views have these numbers."""
+        self._trained = trained
+
     def __call__(self, data_iterator: Iterator, model: torch.nn.Module) -> tuple[Tensor, Callable]:
         batch = next(data_iterator)
-        view = self._view_of(batch)
-        self.attend(model, view.pattern)
+        numbers = self._trained if model.training else range(self._first_measured, len(self._views))
+        self._check(batch["view"], numbers)
         device = torch.cuda.current_device()
         inputs = batch["inputs"].to(device, non_blocking=True)
-        capacity = view.objective.capacity(inputs.numel())
-        rows = select_rows(batch["predicted"], batch["labels"], capacity, self._vocab_size).to(device)
+        rows = self._rows(batch, numbers).to(device)
         positions = torch.arange(inputs.shape[1], device=device).expand_as(inputs)
-        output = model(inputs, positions, None, output_processor=masked_loss, output_processor_context=rows)
-        return output, partial(self._loss, rows=rows, name=view.objective.name, training=model.training)
+        output = model(
+            inputs,
+            positions,
+            None,
+            packed_seq_params=self._attention(batch, model, inputs.shape[1]),
+            output_processor=masked_loss if model.training else masked_scores,
+            output_processor_context=rows,
+        )
+        names = [self._views[number].name for number in numbers]
+        return output, partial(self._loss if model.training else self._score, rows=rows, names=names)
 
     def attend(self, model: torch.nn.Module, pattern: Pattern) -> None:
         """Set the chunk's pattern if it is not set already. Within a training step all micro-batches share one."""
@@ -45,19 +60,52 @@ class ForwardStep:
             set_pattern([model], pattern)
             self._patterns[id(model)] = pattern
 
-    def _view_of(self, batch: dict[str, Any]) -> View:
-        numbers = batch["view"]
-        if not (numbers == numbers[0]).all():
-            raise RuntimeError(f"a micro-batch mixes views {numbers.tolist()}: a phase edge inside a step")
-        return self._views[int(numbers[0])]
+    def _check(self, found: Tensor, numbers: range) -> None:
+        if not all(number in numbers for number in found.tolist()):
+            raise RuntimeError(f"a micro-batch has views {found.tolist()} of another phase: a phase edge inside a step")
 
-    def _loss(self, output: Tensor, *, rows: PredictedRows, name: str, training: bool) -> tuple[Tensor, Tensor, Report]:
+    def _rows(self, batch: dict[str, Any], numbers: range) -> PredictedRows:
+        present = {int(number) for number in batch["view"]}
+        capacity = max(self._views[number].objective.capacity(batch["inputs"].numel()) for number in present)
+        parts = batch["view"] - numbers.start
+        return select_rows(batch["predicted"], batch["labels"], capacity, self._vocab_size, batch["weight"], parts)
+
+    def _attention(self, batch: dict[str, Any], model: torch.nn.Module, seq_length: int) -> Any:
+        """Set the pattern that all sequences share, or give back one for each."""
+        views = [self._views[int(number)] for number in batch["view"]]
+        if not views[0].per_sample:
+            if len({view.pattern for view in views}) > 1:
+                raise RuntimeError("a micro-batch mixes patterns that are set for a whole step")
+            self.attend(model, views[0].pattern)
+            return None
+        prefixes = batch["prefix"].tolist()
+        patterns = [
+            Pattern("prefix", prefix) if prefix else view.pattern for view, prefix in zip(views, prefixes, strict=True)
+        ]
+        return pattern_params(patterns, seq_length)
+
+    def _loss(self, output: Tensor, *, rows: PredictedRows, names: list[str]) -> tuple[Tensor, Tensor, Report]:
         """(sum of losses, integer count of predicted tokens, report) as `calculate_per_token_loss` wants them."""
-        loss_sum, count = output.float().sum(), rows.weights.sum()
-        both = torch.stack([loss_sum.detach(), count])
-        if training:
-            return loss_sum, count.int(), {f"{name} loss": both}
-        self.evaluated[name] = self.evaluated.get(name, 0.0) + both.double()
+        loss_sum = output.float().sum()
+        count = torch.tensor(rows.count, device=output.device)
+        by_part = _by_part(output.detach().float()[None], rows, len(names))
         # Megatron wants the same keys of every micro-batch.
-        report = {f"{other} loss": both if other == name else torch.zeros_like(both) for other in self._validated}
+        report = {f"{name} loss": sums for name, sums in zip(names, by_part, strict=True)}
+        if len(names) > 1:
+            report[TOTAL] = torch.stack([loss_sum.detach(), count.float()])
         return loss_sum, count.int(), report
+
+    def _score(self, output: Tensor, *, rows: PredictedRows, names: list[str]) -> tuple[Tensor, Tensor, Report]:
+        """As `_loss`, of an evaluation; what Megatron is told is for its own log, `evaluated` is what counts."""
+        by_part = _by_part(output.float(), rows, len(names))
+        for name, sums in zip(names, by_part, strict=True):
+            self.evaluated[name] = self.evaluated.get(name, 0.0) + sums.double()
+        report = {f"{name} loss": sums[[0, -1]] for name, sums in zip(names, by_part, strict=True)}
+        return output[0].float().sum(), torch.tensor(rows.count, device=output.device).int(), report
+
+
+def _by_part(values: Tensor, rows: PredictedRows, parts: int) -> Tensor:
+    """Sums of `values` [k, C] over the rows of each part, and their number: [parts, k + 1]."""
+    real = values[:, : rows.count]
+    columns = torch.cat([real, torch.ones_like(real[:1])]).t()
+    return columns.new_zeros(parts, columns.shape[1]).index_add(0, rows.parts[: rows.count], columns)

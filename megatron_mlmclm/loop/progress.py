@@ -3,10 +3,13 @@
 import contextlib
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
 from megatron_mlmclm.aside import write_file
+from megatron_mlmclm.loop.forward import TOTAL
+from megatron_mlmclm.loop.validation import Evaluation
 from megatron_mlmclm.phases import Phase, StepResult
 from megatron_mlmclm.recipe import Recipe
 
@@ -26,46 +29,48 @@ class Progress:
         if self._phase is None:
             self._keep_before(step)
         if self._phase is not phase:
-            self._say(
-                f"phase {phase.ordinal}: {phase.name}, attention {phase.view.pattern.direction}, from step {step}"
-            )
+            self._say(f"phase {phase.ordinal}: {phase.name}, attention {_attention(phase)}, from step {step}")
         self._phase = phase
 
     def step(self, result: StepResult, phase: Phase) -> None:
         """After a step."""
-        recipe, tokens = self._recipe, self._recipe.batch.global_batch_size * self._recipe.model.seq_length
-        (loss,) = result.losses.values()
+        recipe, tokens = self._recipe, phase.batch * self._recipe.model.seq_length
+        losses = {name.removesuffix(" loss"): loss for name, loss in result.losses.items()}
+        total = losses.pop(TOTAL, None)
+        loss = next(iter(losses.values())) if total is None else total
         # The first step warms up caches and kernels; a running mean of the others tells the time left.
         past = self._step_seconds
         self._step_seconds = result.seconds if past is None else 0.9 * past + 0.1 * result.seconds
-        speed = tokens / result.seconds
         self._write(
             kind="train",
             step=result.step,
             phase=phase.ordinal,
-            objective=phase.view.objective.name,
+            objective=phase.name,
             loss=loss,
+            **({"losses": losses} if len(phase.views) > 1 else {}),
             lr=result.lr,
             grad_norm=result.grad_norm,
-            tokens_per_s=speed,
+            tokens_per_s=tokens / result.seconds,
             peak_memory_gib=result.peak_memory / 2**30,
-            samples=result.first_sample + recipe.batch.global_batch_size,
+            samples=result.first_sample + phase.batch,
             time=time.time(),
         )
-        if result.step % recipe.log_interval == 0 or result.step == recipe.steps:
-            left = (recipe.steps - result.step) * self._step_seconds
+        last = recipe.last_step
+        if result.step % recipe.log_interval == 0 or result.step == last:
+            left = (last - result.step) * self._step_seconds
             self._say(
-                f"{phase.name:>6}  step {result.step}/{recipe.steps}  loss {loss:.4f}  lr {result.lr:.2e}"
+                f"{phase.name:>6}  step {result.step}/{last}  loss {loss:.4f}  lr {result.lr:.2e}"
                 f"  {tokens / self._step_seconds:,.0f} tokens/s  {_clock(left)} left"
             )
 
-    def evaluation(self, step: int, phase: Phase, losses: dict[str, float]) -> None:
+    def evaluation(self, step: int, phase: Phase, found: Evaluation) -> None:
         """After an evaluation. Megatron evaluates again after the last step, also when nothing was left: said once."""
         if any(line["kind"] == "valid" and line["step"] == step for line in self._lines()):
             return
-        self._write(kind="valid", step=step, phase=phase.ordinal, losses=losses, time=time.time())
-        shown = "  ".join(f"{name} {loss:.4f}" for name, loss in losses.items())
-        self._say(f"validation after step {step}: {shown}")
+        self._write(kind="valid", step=step, phase=phase.ordinal, **asdict(found), time=time.time())
+        parts = [f"{name} {loss:.4f} ({found.accuracies[name]:.1%} right)" for name, loss in found.losses.items()]
+        parts += [f"{name} perplexity {value:,.1f}" for name, value in found.perplexities.items()]
+        self._say(f"validation after step {step}: {'  '.join(parts)}")
 
     def end(self) -> None:
         """After the last step."""
@@ -90,6 +95,11 @@ class Progress:
 
     def _say(self, line: str) -> None:
         print(line, file=self._terminal, flush=True)
+
+
+def _attention(phase: Phase) -> str:
+    """Each direction once, in the order of the phase's objectives."""
+    return " and ".join(dict.fromkeys(view.pattern.direction for view in phase.views))
 
 
 def _clock(seconds: float) -> str:

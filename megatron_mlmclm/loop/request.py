@@ -2,21 +2,28 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from megatron_mlmclm.attention import Pattern
-from megatron_mlmclm.data import Tokenizer, TokenStream, read_sidecar
+from megatron_mlmclm.convert import Trunk
+from megatron_mlmclm.data import Tokenizer, TokenStream, read_sidecar, word_marks
 from megatron_mlmclm.errors import UserError
-from megatron_mlmclm.objectives import Clm, Corruption, Mlm, Mntp, Objective, Vocabulary
+from megatron_mlmclm.loop.start import check_origin, find_start, origin
+from megatron_mlmclm.loop.views import measured_views, names_words, timeline_of
+from megatron_mlmclm.objectives import Vocabulary
 from megatron_mlmclm.phases import Timeline, View
-from megatron_mlmclm.recipe import Recipe, check_recipe, load_recipe, owned_flags
-from megatron_mlmclm.recipe.schema import PhaseSection, SourceSection
+from megatron_mlmclm.recipe import Recipe, check_recipe, courses, load_recipe, owned_flags
 
-MASKED = {"mlm": Mlm, "mntp": Mntp}
+ALLOW = "--allow"  # NAME: what may differ from the checkpoint that the run starts from
+CUDA_GRAPHS = ("--cuda-graph-impl", "--enable-cuda-graph", "--external-cuda-graph")
 
 
 @dataclass(frozen=True)
 class Request:
-    """A checked run. `views` are the phases' followed by the validation's; a sample carries its view's number."""
+    """A checked run. `views` are the phases' followed by the validation's; a sample carries its view's number.
+
+    `streams` are the indexed datasets by path, `origin` what a branch of this run must share with it, `trunk` the
+    checkpoint to begin at where the run branches off one and has none of its own yet.
+    """
 
     recipe: Recipe
     flags: tuple[str, ...]  # the user's own Megatron flags
@@ -24,8 +31,9 @@ class Request:
     vocabulary: Vocabulary
     timeline: Timeline
     views: tuple[View, ...]
-    train: tuple[TokenStream, ...]
-    valid: tuple[TokenStream, ...]
+    streams: dict[str, TokenStream]
+    origin: dict[str, Any]
+    trunk: Trunk | None
 
 
 def read_request(path: str, extra: Sequence[str], world_size: int | None) -> Request:
@@ -38,34 +46,54 @@ def read_request(path: str, extra: Sequence[str], world_size: int | None) -> Req
     recipe = load_recipe(path, overrides)
     _check_flags(flags, recipe)
     tokenizer = Tokenizer.load(recipe.data.tokenizer)
+    recipe, trunk = find_start(recipe)
     check_recipe(recipe, world_size, tokenizer.vocab_size)
-    vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.mask_id, tuple(sorted(tokenizer.special_ids)))
-    timeline = _timeline(recipe, vocabulary)
-    measured = [PhaseSection(objective=name, steps=1, mask_ratio=_ratio(name, recipe)) for name in recipe.validated]
+    vocabulary = _vocabulary(tokenizer, recipe)
+    timeline = timeline_of(recipe, vocabulary)
+    streams = _open_streams(recipe, tokenizer)
+    found = origin(recipe, tokenizer, streams)
+    if trunk:
+        check_origin(trunk, recipe, found)
     return Request(
         recipe=recipe,
         flags=tuple(flags),
         tokenizer=tokenizer,
         vocabulary=vocabulary,
         timeline=timeline,
-        views=(*(phase.view for phase in timeline.phases), *(_view(phase, vocabulary) for phase in measured)),
-        train=_streams(recipe.data.train, recipe, tokenizer),
-        valid=_streams(recipe.data.valid, recipe, tokenizer),
+        views=(*timeline.views, *measured_views(recipe, vocabulary)),
+        streams=streams,
+        origin=found,
+        trunk=trunk,
     )
 
 
 def _split(extra: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Everything before the first `--flag` is an override."""
-    first_flag = next((i for i, text in enumerate(extra) if text.startswith("-")), len(extra))
-    return list(extra[:first_flag]), list(extra[first_flag:])
+    """Everything before the first `--flag` is an override; `--allow NAME`, anywhere, is one of `start.allow`."""
+    rest, allowed = list(extra), []
+    while ALLOW in rest:
+        at = rest.index(ALLOW)
+        if at + 1 == len(rest):
+            raise UserError(f"{ALLOW} needs a name: tokenizer, data or seq_length")
+        allowed.append(rest[at + 1])
+        del rest[at : at + 2]
+    first_flag = next((i for i, text in enumerate(rest) if text.startswith("-")), len(rest))
+    overrides = rest[:first_flag] + ([f"start.allow=[{', '.join(allowed)}]"] if allowed else [])
+    return overrides, rest[first_flag:]
 
 
 def _check_flags(flags: Sequence[str], recipe: Recipe) -> None:
     """A Megatron flag that goes against the recipe would change the run behind its back."""
     owned = owned_flags(recipe)
+    mixing = next((number for number, phase in enumerate(recipe.phases) if phase.per_sample), None)
     for flag in (text.partition("=")[0] for text in flags):
         if flag in owned:
             raise UserError(f"{flag} is the recipe's to set{_key_of(flag)}, as an override before the Megatron flags")
+        if flag in CUDA_GRAPHS and mixing is not None:
+            phase = recipe.phases[mixing]
+            raise UserError(
+                f"{flag}: CUDA graphs cannot take a pattern per sequence, which phases.{mixing} ({phase.label}) needs:"
+                " leave the graphs out, or mix by batches"
+            )
 
 
 def _key_of(flag: str) -> str:
@@ -76,34 +104,19 @@ def _key_of(flag: str) -> str:
     return " (docs/recipes.md)"
 
 
-def _timeline(recipe: Recipe, vocabulary: Vocabulary) -> Timeline:
-    parts = []
-    for phase in recipe.phases:
-        samples = phase.steps * recipe.batch.global_batch_size
-        parts.append((phase.name or phase.objective, _view(phase, vocabulary), samples))
-    return Timeline.of(parts)
+def _vocabulary(tokenizer: Tokenizer, recipe: Recipe) -> Vocabulary:
+    words = word_marks(tokenizer) if names_words(recipe.phases) else None
+    return Vocabulary(tokenizer.vocab_size, tokenizer.mask_id, tuple(sorted(tokenizer.special_ids)), words)
 
 
-def _ratio(name: str, recipe: Recipe) -> float | None:
-    return None if name == "clm" else recipe.validation.mask_ratio
-
-
-def _view(phase: PhaseSection, vocabulary: Vocabulary) -> View:
-    objective = _objective(phase, vocabulary)
-    return View(objective, Pattern(phase.attention or objective.direction), phase.mask_seed)
-
-
-def _objective(phase: PhaseSection, vocabulary: Vocabulary) -> Objective:
-    if phase.objective == "clm":
-        return Clm()
-    shares = phase.corruption.model_dump() if phase.corruption else {}
-    return MASKED[phase.objective](Corruption(vocabulary, phase.mask_ratio, **shares))
-
-
-def _streams(sources: Sequence[SourceSection], recipe: Recipe, tokenizer: Tokenizer) -> tuple[TokenStream, ...]:
-    for source in sources:
-        _check_sidecar(source.path, recipe, tokenizer)
-    return tuple(TokenStream(source.path, recipe.model.seq_length) for source in sources)
+def _open_streams(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, TokenStream]:
+    """Every indexed dataset that the recipe names, by its path."""
+    sections = [*recipe.data.train, *recipe.data.valid, *(s for course in courses(recipe) for s in course.sources)]
+    streams = {}
+    for path in dict.fromkeys(section.path for section in sections):
+        _check_sidecar(path, recipe, tokenizer)
+        streams[path] = TokenStream(path, recipe.model.seq_length)
+    return streams
 
 
 def _check_sidecar(prefix: str, recipe: Recipe, tokenizer: Tokenizer) -> None:

@@ -1,6 +1,7 @@
 """From Megatron's arguments to a `GPTModelConfig` whose layers we chose. The model class is named here only."""
 
 import argparse
+from collections.abc import Callable
 from functools import partial
 
 from megatron.core.models.gpt.gpt_layer_specs import (
@@ -19,16 +20,24 @@ from megatron_mlmclm.model.norm import RMSNorm
 
 
 def model_config(
-    args: argparse.Namespace, *, vocab_size: int, padded_vocab_size: int | None, init_std: float, pattern: Pattern
+    args: argparse.Namespace,
+    *,
+    vocab_size: int,
+    padded_vocab_size: int | None,
+    init_std: float,
+    pattern: Pattern,
+    finalize_model_grads: Callable[..., None],
 ) -> GPTModelConfig:
     """The model of a run: Megatron's GPT stack with our norm and core attention, and keyed initial weights.
 
     `vocab_size` is the tokenizer's; with `padded_vocab_size` None, Megatron pads it to a multiple of 128 * tp.
-    `pattern` is the first phase's.
+    `pattern` is that of the first step. `finalize_model_grads` is called on every rank between backward and optimizer,
+    in place of Megatron's, which it calls.
     """
     config = gpt_config_from_args(args)
     config.vocab_size = padded_vocab_size or vocab_size
     config.should_pad_vocab = padded_vocab_size is None
+    config.transformer.finalize_model_grads_func = finalize_model_grads
     config.transformer_layer_spec = partial(layer_spec, pattern=pattern)
     config.pre_wrap_hooks.append(partial(init_weights, seed=args.seed, std=init_std, vocab_size=vocab_size))
     return config
@@ -40,7 +49,10 @@ def layer_spec(
     """Layers that start with `pattern`: TE's where the run asks for Transformer Engine, else local ones made ours."""
     transformer = config.transformer
     if transformer.transformer_impl == "transformer_engine":
+        from megatron_mlmclm.attention import PatternTEDotProductAttention
+
         spec = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=transformer.qk_layernorm)
+        spec.submodules.self_attention.submodules.core_attention = PatternTEDotProductAttention
         _start_with(spec, pattern)
         return spec
     spec = get_gpt_layer_local_spec(qk_layernorm=transformer.qk_layernorm, normalization="RMSNorm")

@@ -33,3 +33,9 @@ def draw_u64(key: int, count: int) -> np.ndarray:
 def threshold_u64(probability: float) -> np.uint64:
     """The word below which a uniform uint64 falls with `probability` (1.0 maps to the largest word)."""
     return np.uint64(min(int(probability * 2.0**64), 2**64 - 1))
+
+
+def draw_share(key: int, low: float, high: float) -> float:
+    """A number drawn evenly from [low, high]: the first word of the stream named by `key`, as a share of 2^64."""
+    share = int(draw_u64(key, 1)[0]) / 2.0**64
+    return min(low + (high - low) * share, high)

@@ -4,6 +4,7 @@ Megatron's loop has no callback, so the module global `megatron.training.trainin
 outside platform/ (reference: train() looks the name up at each step).
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,11 +38,19 @@ class StepResult:
     peak_memory: int
 
 
-StartHook = Callable[[int, int, Sequence[torch.nn.Module]], None]
+@dataclass(frozen=True)
+class StepStart:
+    """A step that is about to begin: `step` is 1-based, `first_sample` the run's index of its first sample."""
+
+    step: int
+    first_sample: int
+    chunks: Sequence[torch.nn.Module]
+    optimizer: Any  # a MegatronOptimizer
+    scheduler: Any  # an OptimizerParamScheduler
 
 
-def wrap_train_step(on_start: StartHook, on_end: Callable[[StepResult], None]) -> None:
-    """On every rank, call `on_start(step, first_sample, model_chunks)` before each step and `on_end(result)` after."""
+def wrap_train_step(on_start: Callable[[StepStart], None], on_end: Callable[[StepResult], None]) -> None:
+    """On every rank, call `on_start` before each step and `on_end` after it."""
     inner = training.train_step
 
     @wraps(inner)
@@ -50,19 +59,42 @@ def wrap_train_step(on_start: StartHook, on_end: Callable[[StepResult], None]) -
         data_iterator: Any,
         model: Any,
         optimizer: Any,
+        opt_param_scheduler: Any,
         *rest: Any,
         iteration: int,
         **kwargs: Any,
     ) -> tuple:
         first_sample = get_args().consumed_train_samples
-        on_start(iteration + 1, first_sample, model)
+        on_start(StepStart(iteration + 1, first_sample, model, optimizer, opt_param_scheduler))
         lr = float(optimizer.param_groups[0]["lr"])
         began = time.perf_counter()
-        result = inner(forward_step_func, data_iterator, model, optimizer, *rest, iteration=iteration, **kwargs)
-        losses = {name: float(value) for name, value in result[0].items()}
+        result = inner(
+            forward_step_func,
+            data_iterator,
+            model,
+            optimizer,
+            opt_param_scheduler,
+            *rest,
+            iteration=iteration,
+            **kwargs,
+        )
+        # An objective that no sample of this step was for has no loss: 0 / 0.
+        reported = {name: value for name, value in result[0].items() if not math.isnan(value)} or result[0]
+        losses = {name: float(value) for name, value in reported.items()}
         grad_norm = None if result[5] is None else float(result[5])
         seconds, peak_memory = time.perf_counter() - began, torch.cuda.max_memory_allocated()
         on_end(StepResult(iteration + 1, first_sample, losses, lr, grad_norm, seconds, peak_memory))
-        return result
+        return (reported, *result[1:])
 
     training.train_step = train_step
+
+
+def set_rate(start: StepStart, rate: float) -> None:
+    """Take the step with learning rate `rate`, per unit of a parameter group's own peak, whatever Megatron's rule says.
+
+    Megatron's scheduler then asks for the rate of the next step too, and saves it: the number of samples it has seen is
+    set here as well, since it does not count steps that were skipped.
+    """
+    start.scheduler.get_lr = lambda group: rate * group["max_lr"]
+    start.scheduler.num_steps = start.first_sample
+    start.scheduler.step(0)

@@ -30,8 +30,8 @@ LOCAL_GPU_FLAGS = [
 ]
 
 
-# The learning rate of a step is the recipe's own (`recipe/rates.py`). Megatron keeps the peak rates as part of the name of
-# each parameter group in a checkpoint, so here they are one constant: else a branch with another rate could not load.
+# The learning rate of a step is the recipe's own (`recipe/rates.py`). Megatron keeps the peak rates as part of the name
+# of each parameter group in a checkpoint, so here they are one constant: else a branch at another rate would not load.
 RATE_FLAGS = ["--lr", 1.0, "--min-lr", 0.0, "--lr-decay-style", "constant"]
 RATE_FLAGS_OF_MEGATRON = (
     *("--lr-warmup-iters", "--lr-warmup-samples", "--lr-warmup-fraction", "--lr-warmup-init"),

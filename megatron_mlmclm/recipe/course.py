@@ -1,4 +1,4 @@
-"""Which data each phase reads, and from where: phases continue their stream, replay it, or have sources of their own."""
+"""Which data each phase reads, and from where: it continues its stream, replays it, or has sources of its own."""
 
 from dataclasses import dataclass
 

@@ -117,7 +117,7 @@ def _first_problem(error: ValidationError) -> str:
 
 
 def _deepest(error: ValidationError) -> tuple[list[int | str], Any]:
-    """The first problem's place and what it is; where a value could be of several kinds, that of the kind it is like."""
+    """The first problem's place and what it is; of a value that may be of several kinds, that of the likeliest kind."""
     problems = [([part for part in each["loc"] if not _is_tag(part)], each) for each in error.errors()]
     first = problems[0][0]
     return max((each for each in problems if each[0][: len(first)] == first), key=lambda each: len(each[0]))

@@ -17,7 +17,7 @@ KEYS = st.integers(0, 2**128 - 1)
 
 
 def mlm(ratio: float, **shares) -> Mlm:
-    return Mlm(Corruption(VOCABULARY, ratio, **shares))
+    return Mlm(Corruption(VOCABULARY, **shares), ratio)
 
 
 @given(TOKENS)
@@ -81,12 +81,12 @@ def test_a_ratio_outside_its_range_is_refused(ratio):
 
 def test_mlm_without_a_mask_token_is_refused():
     with pytest.raises(UserError, match="no mask token"):
-        Corruption(Vocabulary(size=100), 0.4)
+        Corruption(Vocabulary(size=100))
 
 
 @given(TOKENS, KEYS, st.floats(0.01, 1.0), st.sampled_from(["bernoulli", "exact"]))
 def test_mntp_predicts_what_mlm_would_hide_one_position_earlier(tokens, key, ratio, selection):
-    sample = Mntp(Corruption(VOCABULARY, ratio, selection=selection)).make(tokens, key)
+    sample = Mntp(Corruption(VOCABULARY, selection=selection), ratio).make(tokens, key)
     read = tokens[:-1]
     hidden = sample.inputs != read
     places = np.flatnonzero(sample.predicted)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 from megatron.core import num_microbatches_calculator, parallel_state, rerun_state_machine
-from megatron.core.distributed import finalize_model_grads
 from megatron.core.utils import unwrap_model
 from megatron.training import global_vars, training
 
@@ -26,7 +25,8 @@ def installed(names: list[str], request, rank: int) -> Iterator[None]:
     def with_probes(args, **kwargs):
         config = build(args, **kwargs)
         if "gradients" in names:
-            config.transformer.finalize_model_grads_func = _saving_gradients(folder, rank)
+            inner = config.transformer.finalize_model_grads_func
+            config.transformer.finalize_model_grads_func = _saving_gradients(inner, folder, rank)
         return config
 
     run_module.model_config = with_probes
@@ -51,13 +51,13 @@ def reset_megatron() -> None:
     gc.collect()
 
 
-def _saving_gradients(folder: Path, rank: int):
+def _saving_gradients(inner, folder: Path, rank: int):
     """Saves this rank's shards of every full gradient, by global name and offset, at the first step of each phase."""
     step = 0
 
     def finalize(model, num_tokens=None, *args, **kwargs):
         nonlocal step
-        finalize_model_grads(model, num_tokens, *args, **kwargs)
+        inner(model, num_tokens, *args, **kwargs)
         step += 1
         if step in (1, 9):
             shards = [shard for chunk in unwrap_model(model) for shard in _gradients_as_shards(chunk)]

@@ -37,6 +37,7 @@ def main() -> None:
     from megatron_mlmclm.loop.folder import check_resumable, open_log
     from megatron_mlmclm.loop.request import read_request
     from megatron_mlmclm.loop.run import run
+    from megatron_mlmclm.loop.start import finished_steps
     from tests.parallel import probes
 
     torch.distributed.init_process_group("gloo")
@@ -49,10 +50,15 @@ def main() -> None:
         torch.distributed.barrier()
         log = sys.stdout
         open_log(request.recipe, rank)
-        with probes.installed(case.get("probes", []), request, rank):
-            run(request, log, is_last_rank=rank == world_size - 1)
+        # As `pretrain` does, but in one process: segment by segment.
+        finished = 0
+        while finished < request.recipe.last_step:
+            segment = request.recipe.segment_after(finished_steps(request.recipe))
+            with probes.installed(case.get("probes", []), request, rank):
+                run(request, segment, log, is_last_rank=rank == world_size - 1)
+            probes.reset_megatron()
+            finished = segment.last_step
         sys.stdout = log
-        probes.reset_megatron()
 
 
 if __name__ == "__main__":
