@@ -6,6 +6,7 @@ torchrun --nproc-per-node N -m megatron_mlmclm.pretrain --recipe R.yaml [key=val
 import argparse
 import multiprocessing
 import os
+import socket
 import sys
 import threading
 import time
@@ -44,20 +45,27 @@ def pretrain(argv: Sequence[str]) -> None:
 def go_on() -> None:
     """Begin the run's next segment, which has another batch size, in this process's place: Megatron fixes it for life.
 
-    The launcher sees the same process go on. The ranks meet again under another prefix of the launcher's store, which
-    still has the names under which they met before.
+    The launcher sees the same process go on. The ranks meet again at another port of rank 0's machine: the launcher's
+    own store still has the addresses at which they met before.
     """
     import torch
 
+    port = [_free_port() if torch.distributed.get_rank() == 0 else None]
+    torch.distributed.broadcast_object_list(port, src=0)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
+    os.environ |= {"MASTER_PORT": str(port[0]), "TORCHELASTIC_USE_AGENT_STORE": "False"}
     for child in multiprocessing.active_children():  # loader workers: they would not notice that their parent is new
         child.terminate()
         child.join()
-    count = "TORCHELASTIC_RESTART_COUNT"
-    os.environ[count] = str(int(os.environ.get(count, "0")) + 1)
     sys.stdout.flush()
     os.execv(sys.executable, sys.orig_argv)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
 
 
 def leave_with_launcher() -> None:

@@ -1,7 +1,7 @@
 """Reading a Megatron distributed checkpoint in one process, whatever the layout that wrote it."""
 
-import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -38,23 +38,22 @@ def _checked(folder: Path) -> Path:
 
 def read_recipe(checkpoint: Path) -> Recipe:
     """The recipe that made `checkpoint`, from the arguments Megatron saved with it. Imports megatron."""
-    return parse_recipe(yaml.safe_load(_saved(read_arguments(checkpoint), checkpoint)), f"{checkpoint} (saved recipe)")
+    text = getattr(read_common(checkpoint).get("args"), "mlmclm_recipe", None)
+    if text is None:
+        raise UserError(f"{checkpoint}: holds no recipe; was it written by megatron_mlmclm?")
+    return parse_recipe(yaml.safe_load(text), f"{checkpoint} (saved recipe)")
 
 
-def read_arguments(checkpoint: Path) -> argparse.Namespace:
-    """Megatron's arguments as saved in `checkpoint`. Imports megatron, with Transformer Engine hidden."""
+def read_common(checkpoint: Path) -> dict[str, Any]:
+    """What Megatron saved in `checkpoint` beside tensors: `args`, `iteration` and more.
+
+    Imports megatron, with Transformer Engine hidden.
+    """
     platform.hide_transformer_engine()
     with platform.quiet_imports():
         from megatron.core.dist_checkpointing.serialization import load_common_state_dict
 
-        return load_common_state_dict(checkpoint).get("args")  # weights_only
-
-
-def _saved(arguments: argparse.Namespace, checkpoint: Path) -> str:
-    text = getattr(arguments, "mlmclm_recipe", None)
-    if text is None:
-        raise UserError(f"{checkpoint}: holds no recipe; was it written by megatron_mlmclm?")
-    return text
+        return load_common_state_dict(checkpoint)  # weights_only
 
 
 def read_weights(checkpoint: Path) -> dict[str, torch.Tensor]:

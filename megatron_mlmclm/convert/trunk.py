@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron_mlmclm.convert.checkpoint import find_checkpoint, read_arguments
+from megatron_mlmclm.convert.checkpoint import find_checkpoint, read_common
 from megatron_mlmclm.errors import UserError, run_cleanly
 
 READ_ALREADY = "MLMCLM_TRUNK"  # environment: a launcher hands what it read to its ranks
@@ -59,14 +59,15 @@ def read_trunk(path: str) -> Trunk:
 
 
 def _describe(folder: str) -> Trunk:
-    arguments = read_arguments(Path(folder))
+    common = read_common(Path(folder))
+    arguments = common["args"]
     recipe, origin = getattr(arguments, "mlmclm_recipe", None), getattr(arguments, "mlmclm_origin", None)
     if recipe is None or origin is None:
         raise UserError(f"{folder}: does not say which recipe and data made it; was it written by megatron_mlmclm?")
     form = "distributed" if arguments.use_distributed_optimizer else "plain"
     return Trunk(
         checkpoint=folder,
-        step=arguments.iteration,
+        step=common["iteration"],
         sample=arguments.consumed_train_samples,
         recipe=recipe,
         origin=origin,

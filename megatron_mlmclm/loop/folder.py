@@ -52,7 +52,10 @@ def _same_phase(recipe: Recipe, old: Stretch, new: Stretch | None, *, is_last: b
 
 
 def _same(recipe: Recipe, key: str, old: object, new: object) -> None:
-    if old != new:
+    if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
+        for part, value in old.items():
+            _same(recipe, f"{key}.{part}", value, new[part])
+    elif old != new:
         raise UserError(
             f"{recipe.output} holds checkpoints of a run with {key} = {old}, the recipe has {new}; give another output"
         )

@@ -20,8 +20,6 @@ from megatron.core.optimizer.optimizer import (
 )
 from megatron.core.utils import unwrap_model
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
-
 
 def reset_optimizer(optimizer: MegatronOptimizer) -> None:
     """Zero both moments of every parameter and the step count: the next step is that of a new optimizer.
@@ -31,14 +29,11 @@ def reset_optimizer(optimizer: MegatronOptimizer) -> None:
     """
     for part in _parts(optimizer):
         for group in part.optimizer.param_groups:
-            if "step" in group:
+            if "step" in group:  # one for all in Transformer Engine's, Apex's and our Adam; torch's is in the state
                 group["step"] = 0
         for state in part.optimizer.state.values():
-            for moment in state.keys() & set(MOMENTS):
-                state[moment].zero_()
-            if "step" in state:
-                # A new tensor: after the distributed optimizer loads a checkpoint, all of torch's states share one.
-                state["step"] = torch.zeros_like(state["step"])
+            for name in state.keys() & {"exp_avg", "exp_avg_sq", "step"}:
+                state[name].zero_()
 
 
 def set_hyperparameters(optimizer: MegatronOptimizer, *, betas: tuple[float, float], eps: float) -> None:
@@ -91,7 +86,7 @@ class Freezer:
         return self
 
     def attach(self, optimizer: MegatronOptimizer, chunks: Sequence[torch.nn.Module]) -> None:
-        """Hook the torch optimizers of this rank, once. ValueError where their step runs no hook or is not one Adam."""
+        """Hook this rank's torch optimizers, once. ValueError where Adam is spread over devices or is a CUDA graph."""
         if self._known:
             raise RuntimeError("the Freezer is attached already")
         for part in _parts(optimizer):
