@@ -11,6 +11,7 @@ from megatron_mlmclm.recipe.phase import MaskRatio, PartSection, PhaseSection, R
 from megatron_mlmclm.recipe.schema import ModelSection, Recipe
 
 KINDS = ("tokens", "predicted tokens", "FLOPs")
+MOST_STEPS = 2**24  # a phase that needs more to meet a budget was given the wrong one
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ def settle(recipe: Recipe, rows: int, reference: Cost) -> Recipe:
     """Give the one phase without a length the steps (at least 1) that bring `recipe` nearest to `reference`'s budget.
 
     Raises:
-        UserError: several phases have no length, or the others spend the budget.
+        UserError: several phases have no length, the others spend the budget, or it is out of all proportion.
     """
     kind, missing = recipe.compute.equal, _open_phases(recipe)
     if len(missing) != 1:
@@ -200,8 +201,14 @@ def settle(recipe: Recipe, rows: int, reference: Cost) -> Recipe:
     def cost(steps: int) -> float:
         return phase_cost(recipe, phase, steps, rows).of(kind)
 
+    steps = _nearest(cost, budget - spent)
+    if steps is None:
+        raise UserError(
+            f"compute: {recipe.compute.to} has {budget:.4g} {kind}; phases.{number} would need more than {MOST_STEPS:,}"
+            " steps for them: take larger batches or another compute.to"
+        )
     phases = list(recipe.phases)
-    phases[number] = phase.model_copy(update={"steps": _nearest(cost, budget - spent)})
+    phases[number] = phase.model_copy(update={"steps": steps})
     return recipe.model_copy(update={"phases": phases})
 
 
@@ -210,11 +217,13 @@ def _open_phases(recipe: Recipe) -> list[int]:
     return [number for number, length in enumerate(lengths) if length == (None, None, None)]
 
 
-def _nearest(cost: Callable[[int], float], target: float) -> int:
-    """The whole number from 1 whose `cost`, which rises, is nearest to `target`."""
+def _nearest(cost: Callable[[int], float], target: float) -> int | None:
+    """The whole number from 1 whose `cost`, which rises, is nearest to `target`; None if above `MOST_STEPS`."""
     high = 1
     while cost(high) < target:
         high *= 2
+        if high > MOST_STEPS:
+            return None
     low = high // 2  # costs less than the target, or is 0
     while high - low > 1:
         middle = (low + high) // 2

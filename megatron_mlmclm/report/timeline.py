@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -14,7 +15,7 @@ from megatron_mlmclm.aside import write_file
 from megatron_mlmclm.report.curves import INK, MUTED, PHASE_COLOURS, STYLE, to_bytes
 
 WIDTH = 9.0  # inches
-LETTER = 0.012  # of the axes' width, a letter of a name
+LETTER = 0.001  # of the axes' width, a letter, for each point of its size
 SMALL = 9  # points; of what stands inside the axes
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)))  # of the budgets, whose lines often lie on each other
 
@@ -59,10 +60,9 @@ def draw_timeline(
         for phase in phases:
             for axes in (rate_axes, mask_axes, sum_axes):
                 axes.axvspan(phase.first - 1, phase.last, color=colours[phase.name], alpha=0.12, linewidth=0)
-            for mask in phase.masks:
-                draw_mask(mask_axes, mask, colours[phase.name], phases[-1].last - phases[0].first + 1)
+            draw_masks(mask_axes, phase, colours[phase.name], phases[-1].last - phases[0].first + 1)
         name_phases(figure, rate_axes, phases, colours)
-        rate_axes.plot(*zip(*rates, strict=True), color=INK, linewidth=1.8)
+        rate_axes.plot(*zip(*rates, strict=True), color=INK, linewidth=1.8, marker="." if len(rates) == 1 else None)
         rate_axes.set(ylabel="learning rate", ylim=(0, None), xlim=(phases[0].first - 1, phases[-1].last))
         rate_axes.ticklabel_format(axis="y", style="sci", scilimits=(0, 0), useMathText=True)
         mask_axes.set(ylabel="masked", ylim=(0, 1.04), yticks=(0, 0.5, 1))
@@ -76,28 +76,32 @@ def draw_timeline(
         write_file(path, to_bytes(figure, "png"))
 
 
-def draw_mask(axes: Axes, mask: Mask, colour: str, total: int) -> None:
-    """A line as it moves, or a band; of a part of a phase thinner, and with its share where there is room.
+def draw_masks(axes: Axes, phase: Drawn, colour: str, total: int) -> None:
+    """A phase's ratios as lines that move, or bands; parts of a phase thinner, with their shares where there is room.
 
     `total`: steps of the run.
     """
-    steps, low, high = zip(*mask.points, strict=True)
-    style = (0, (2, 1)) if mask.broken else "-"
-    if low != high:
-        axes.fill_between(steps, low, high, color=colour, alpha=0.35, linewidth=0)
-    else:
-        axes.plot(steps, low, color=colour, linewidth=0.8 + 1.6 * mask.share, linestyle=style, solid_capstyle="butt")
-    label = f"{mask.name} {100 * mask.share:.3g}%"
-    if mask.share < 1.0 and fits(label, (steps[-1] - steps[0]) / total):
-        place = (4, 3 if high[0] < 0.75 else -13)  # above the line, below it near the upper edge
-        axes.annotate(
-            label, (steps[0], high[0]), xytext=place, textcoords="offset points", fontsize=SMALL, color=colour
-        )
+    width = (phase.last - phase.first + 1) / len(phase.masks) if phase.masks else 0
+    for number, mask in enumerate(phase.masks):
+        steps, low, high = zip(*mask.points, strict=True)
+        if low != high:
+            axes.fill_between(steps, low, high, color=colour, alpha=0.35, linewidth=0)
+        else:
+            dashes = (0, (2, 1)) if mask.broken else "-"
+            axes.plot(
+                steps, low, color=colour, linewidth=0.8 + 1.6 * mask.share, linestyle=dashes, solid_capstyle="butt"
+            )
+        label = f"{mask.name} {100 * mask.share:.3g}%"
+        if mask.share < 1.0 and fits(label, width / total, SMALL):
+            step = phase.first - 1 + number * width  # side by side: parts may have one ratio
+            at = float(np.interp(step, steps, high))
+            place = (4, 3 if at < 0.75 else -12)  # above the line, below it near the upper edge
+            axes.annotate(label, (step, at), xytext=place, textcoords="offset points", fontsize=SMALL)
 
 
-def fits(label: str, share: float) -> bool:
-    """Whether `label` is no wider than `share` of the axes."""
-    return len(label) * LETTER < share
+def fits(label: str, share: float, size: float = 12) -> bool:
+    """Whether `label` in letters of `size` points is no wider than `share` of the axes."""
+    return len(label) * LETTER * size < share
 
 
 def name_phases(figure: Figure, axes: Axes, phases: Sequence[Drawn], colours: dict[str, str]) -> None:
@@ -118,4 +122,4 @@ def draw_sums(axes: Axes, sums: Sequence[Sum]) -> None:
         axes.plot(*zip(*each.points, strict=True), color=INK, linewidth=1.6, linestyle=dashes, label=each.name)
     axes.set(ylabel="spent", ylim=(0, 1.04), yticks=(0, 0.5, 1))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.legend(loc="upper left", fontsize=10, labelcolor=MUTED)
+    axes.legend(loc="best", fontsize=10, labelcolor=MUTED)

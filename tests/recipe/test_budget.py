@@ -200,6 +200,13 @@ def test_a_budget_that_cannot_be_met_is_refused(phases, message, reference):
         settled(recipe_of(*phases, compute={"equal": "predicted tokens", "to": reference}), ROWS)
 
 
+def test_a_budget_out_of_all_proportion_is_refused():
+    compute = {"equal": "FLOPs", "to": "paper/610m-mlm40-42k"}
+    for phase in (MLM, OPEN["falling"]):
+        with pytest.raises(UserError, match="phases.0 would need more than 16,777,216 steps"):
+            settled(recipe_of(phase, compute=compute), ROWS)
+
+
 def test_a_reference_is_refused_that_is_missing_endless_or_without_length(tmp_path):
     def written(name, to):
         compute = {"compute": {"equal": "tokens", "to": str(tmp_path / to)}} if to else {}
