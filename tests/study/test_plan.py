@@ -1,18 +1,28 @@
 """Plans: the paper's own numbers, and agreement with what transformers counts and Megatron does."""
 
+from pathlib import Path
+
 import pytest
+import yaml
 
 from megatron_mlmclm.cli import dispatch
 from megatron_mlmclm.errors import UserError
-from megatron_mlmclm.recipe import learning_rate, load_recipe, preset_names
+from megatron_mlmclm.recipe import check_recipe, learning_rate, load_recipe, preset_names
+from megatron_mlmclm.recipe.budget import KINDS
 from megatron_mlmclm.study import plan
+from megatron_mlmclm.study.tables import amount, equalised, masked
+
+NODE = 8  # devices
+FORMS = Path(__file__).with_name("forms.yaml")  # one phase of every kind
 
 
 @pytest.mark.parametrize("name", preset_names())
-def test_every_preset_plans(name, capsys):
+def test_every_preset_plans_and_would_start(name, capsys):
     dispatch(["plan", name])
-    assert load_recipe(name).name == name.rpartition("/")[2]
-    assert load_recipe(name).name in capsys.readouterr().out
+    recipe = load_recipe(name)
+    assert recipe.name == name.rpartition("/")[2]
+    assert recipe.name in capsys.readouterr().out
+    check_recipe(recipe, NODE, recipe.model.padded_vocab_size)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +69,79 @@ def test_flops_count_the_head_for_predicted_tokens_only():
     scores = 12 * 12 * 768 * 2048
     assert mlm.predicted == pytest.approx(0.4 * mlm.tokens)
     assert clm.flops - mlm.flops == pytest.approx(mlm.tokens * (0.6 * head - 0.5 * scores))
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "tokens", "rates"),
+    [
+        ("paper/610m-clm-42k", [42_000], [99.1], [(0, 5e-4, 2.5e-7)]),
+        ("paper/610m-cpt-clm42k-mlm40-22k", [22_000], [51.9], [(0, 5e-4, 2.5e-7)]),
+        ("ettin/decoder-to-encoder", [1357], [50.0], [(0, 4e-4, 4e-4 * (0.02 + 0.98 / 271))]),
+        ("clm-detour", [15_895, 1590], [50.0, 5.0], [(2e-4,) * 3, (2e-4, 2e-4, 2.0057e-5)]),
+        ("llm2vec-mntp", [1000], [0.0164], [(5e-5,) * 3]),
+        ("gpt-bert", [7812], [20.5], [(0, 1e-3, 1e-4)]),
+    ],
+)
+def test_presets_are_as_long_and_fast_as_their_sources_say(name, steps, tokens, rates):
+    phases = plan(load_recipe(name)).phases
+    assert [phase.stretch.steps for phase in phases] == steps
+    assert [phase.cost.tokens / 1e9 for phase in phases] == pytest.approx(tokens, rel=2e-3)
+    for phase, expected in zip(phases, rates, strict=True):
+        assert phase.rates == pytest.approx(expected, rel=1e-3)
+
+
+def test_columns_and_notes_show_every_form_of_phase(tmp_path, capsys):
+    values = yaml.safe_load(FORMS.read_text())
+    plain = {**values, "phases": [{"objective": "mlm", "mask_ratio": 0.4, "steps": 2000}], "compute": None}
+    (tmp_path / "plain.yaml").write_text(yaml.safe_dump(plain))
+    dispatch(["plan", str(FORMS), f"compute.to={tmp_path / 'plain.yaml'}", "--png", str(tmp_path / "p.png")])
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    for shown in (
+        "trunk (clm) 300 prefix 10%-90%",
+        "mlm 200 bidirectional 50% to 10%",
+        "clm 25% causal",
+        "mntp 75% bidirectional 40% to 20%",
+        "mlm 30 in 40 bidirectional 30%",
+        "diffusion 1,",
+        "4,096 tokens a step",
+        "starts from runs/x, data: continue; steps count from there",
+        "as many FLOPs as",
+        "phases.1: optimizer reset; frozen: embedding, layers.0-1",
+        "phases.2: one objective a batch; data: replay",
+        "phases.3: 64 sequences a step; data: data/b, data/c",
+    ):
+        assert any(shown in row for row in rows), shown
+    assert "0 to 5e-4" in " ".join(rows)
+
+
+def test_numbers_are_short():
+    assert [amount(number) for number in (820, 16_384, 12.29e6, 99.09e9, 1.7e12, 3.82e20)] == [
+        *("820", "16.38e3", "12.29e6", "99.09e9", "1.7e12", "3.82e20")
+    ]
+    assert [masked(ratio) for ratio in (None, 0.4, 0.125, (0.1, 1.0))] == ["", "40%", "12.5%", "10%-100%"]
+
+
+def test_budgets_compare_in_all_three_currencies(capsys):
+    names = ["paper/610m-mlm40-42k", "paper/610m-clm-10k-mlm40-42k", "paper/610m-clm-42k"]
+    dispatch(["plan", *names, "--equal", "predicted tokens"])
+    out = capsys.readouterr().out
+    table = out[out.index("of the first recipe's") :].splitlines()
+    ratios = [line.split()[2::2] for line in table if line.strip().startswith("610m") and ":" not in line]
+    assert ratios == [["1.000"] * 3, ["1.000", "1.357", "1.010"], ["1.000", "2.500", "1.043"]]
+    assert "610m-clm-10k-mlm40-42k: phases.1.steps=17,000 (now 32,000) gives it the predicted tokens of" in out
+    assert "610m-clm-42k: phases.0.steps=16,800 (now 42,000)" in out
+
+
+def test_equal_budgets_are_equal_and_impossible_ones_say_so():
+    first, other = (plan(load_recipe(name)) for name in ("paper/210m-mlm40-42k", "paper/610m-clm-10k-mlm40-42k"))
+    for kind in KINDS[:2]:
+        steps = int(equalised(first, other, kind).split("steps=")[1].split()[0].replace(",", ""))
+        changed = plan(load_recipe("paper/610m-clm-10k-mlm40-42k", [f"phases.1.steps={steps}"]))
+        assert changed.cost.of(kind) == pytest.approx(first.cost.of(kind), rel=1e-4)
+    long = plan(load_recipe("paper/1b-clm-10k-mlm40-42k", ["phases.0.steps=40000"]))
+    assert "nothing is left for phases.1" in equalised(first, long, "FLOPs")
+    with pytest.raises(UserError, match="--equal compares recipes"):
+        dispatch(["plan", "paper/210m-mlm40-42k", "--equal", "FLOPs"])
 
 
 def test_a_vocabulary_that_is_not_known_is_asked_for():
