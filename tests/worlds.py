@@ -188,10 +188,8 @@ def worlds(corpus, tmp_path_factory) -> Worlds:
             case("tied-tp1", TIED, probes=("gradients", "logits")),
             case("five-tp1", recipe="five", probes=("gradients", "batches"), gradients=edges),
             *(
-                case(
-                    f"five-micro-{size}", f"batch.micro_batch_size={size}", workers, recipe="five", probes=("batches",)
-                )
-                for size, workers in ((1, "data.num_workers=2"), (4, "data.num_workers=4"))
+                case(f"five-micro-{size}", f"batch.micro_batch_size={size}", recipe="five", probes=("batches",))
+                for size in (1, 4)
             ),
             # One run in three pieces: each ends inside a phase, and the next makes the run longer.
             *(

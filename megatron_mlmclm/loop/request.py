@@ -11,7 +11,7 @@ from megatron_mlmclm.loop.start import check_origin, find_start, origin
 from megatron_mlmclm.loop.views import measured_views, names_words, timeline_of
 from megatron_mlmclm.objectives import Vocabulary
 from megatron_mlmclm.phases import Timeline, View
-from megatron_mlmclm.recipe import Recipe, check_recipe, courses, load_recipe, owned_flags
+from megatron_mlmclm.recipe import Recipe, check_recipe, courses, load_recipe, owned_flags, settled
 
 ALLOW = "--allow"  # NAME: what may differ from the checkpoint that the run starts from
 CUDA_GRAPHS = ("--cuda-graph-impl", "--enable-cuda-graph", "--external-cuda-graph")
@@ -46,7 +46,7 @@ def read_request(path: str, extra: Sequence[str], world_size: int | None) -> Req
     recipe = load_recipe(path, overrides)
     _check_flags(flags, recipe)
     tokenizer = Tokenizer.load(recipe.data.tokenizer)
-    recipe, trunk = find_start(recipe)
+    recipe, trunk = find_start(settled(recipe, tokenizer.vocab_size))
     check_recipe(recipe, world_size, tokenizer.vocab_size)
     vocabulary = _vocabulary(tokenizer, recipe)
     timeline = timeline_of(recipe, vocabulary)

@@ -63,12 +63,14 @@ def mask(pattern, prefix: int, length: int) -> torch.Tensor:
     return torch.zeros(1, length, length).masked_fill(~torch.tensor(allowed), -math.inf)
 
 
-def reference_losses(model: LlamaForCausalLM, samples: list[dict], views) -> torch.Tensor:
-    """Cross entropies of a batch where it is predicted, weighted: the ten lines that all of this comes down to."""
+def stack(samples: list[dict], name: str) -> torch.Tensor:
+    return torch.stack([torch.from_numpy(sample[name]) for sample in samples])
+
+
+def reference_losses(model: LlamaForCausalLM, samples: list[dict], views) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cross entropies of a batch where it is predicted, weighted, and the logits: what all comes down to."""
     column = {name: torch.as_tensor([s[name] for s in samples]) for name in ("weight", "prefix", "view")}
-    row = {
-        name: torch.stack([torch.from_numpy(s[name]) for s in samples]) for name in ("inputs", "labels", "predicted")
-    }
+    row = {name: stack(samples, name) for name in ("inputs", "labels", "predicted")}
     length = row["inputs"].shape[1]
     patterns = [views[number].pattern for number in column["view"].tolist()]
     masks = [mask(pattern, prefix, length) for pattern, prefix in zip(patterns, column["prefix"].tolist(), strict=True)]
@@ -104,9 +106,8 @@ def test_validation_measures_what_it_says(worlds, requests):
     """Losses, accuracies and perplexities of the last evaluation, on the weights of the last checkpoint."""
     request = requests["five"]
     dataset = validation_dataset(request)
-    model = llama(
-        read_weights(worlds.folder / "five-tp1" / "checkpoints" / "iter_0000020"), request.recipe.model
-    ).eval()
+    weights = read_weights(worlds.folder / "five-tp1" / "checkpoints" / "iter_0000020")
+    model = llama(weights, request.recipe.model).eval()
     found = worlds.metrics("five-tp1", "valid")[-1]
     for place, name in enumerate(("clm", "mlm", "pll")):
         count = 32 if name == "pll" else 8
@@ -117,8 +118,6 @@ def test_validation_measures_what_it_says(worlds, requests):
             assert found["perplexities"]["pseudo"] == pytest.approx(math.exp(losses.mean()), rel=1e-4)
             continue
         assert found["losses"][name] == pytest.approx(float(losses.mean()), rel=1e-5)
-        predicted = torch.stack([torch.from_numpy(s["predicted"]) for s in samples])
-        labels = torch.stack([torch.from_numpy(s["labels"]) for s in samples])
-        right = (logits.argmax(-1) == labels)[predicted]
+        right = (logits.argmax(-1) == stack(samples, "labels"))[stack(samples, "predicted")]
         assert found["accuracies"][name] == pytest.approx(float(right.float().mean()), abs=1e-9)
     assert found["perplexities"]["clm"] == pytest.approx(math.exp(found["losses"]["clm"]))
