@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 from megatron_mlmclm.recipe import Recipe, dump_recipe
+from megatron_mlmclm.recipe.phase import PartSection
+from megatron_mlmclm.recipe.shown import masked, turn
 from megatron_mlmclm.version import __version__
 
 CARD = """---
@@ -21,7 +23,7 @@ It loads with `AutoModelForMaskedLM.from_pretrained(...)`, without remote code.
 
 {phases}
 
-After {step:,} of {steps:,} steps: {tokens:,} tokens in sequences of {seq_length:,}, {batch:,} sequences a step.
+After {step:,} of {steps:,} steps: {tokens:,} tokens in sequences of {seq_length:,}.
 
 ## Losses (nats per predicted token)
 
@@ -36,29 +38,36 @@ After {step:,} of {steps:,} steps: {tokens:,} tokens in sequences of {seq_length
 
 def model_card(recipe: Recipe, checkpoint: Path) -> str:
     """Markdown with the metadata header that the Hugging Face hub reads. Losses come from the run's metrics.jsonl."""
-    step = int(checkpoint.name.removeprefix("iter_")) if checkpoint.name.startswith("iter_") else recipe.steps
-    batch = recipe.batch.global_batch_size
+    step = int(checkpoint.name.removeprefix("iter_")) if checkpoint.name.startswith("iter_") else recipe.last_step
+    stretch = recipe.stretch_at(step)
+    samples = stretch.first_sample + (step - stretch.first_step + 1) * stretch.batch.global_batch_size
     return CARD.format(
         name=recipe.name,
         version=__version__,
         checkpoint=checkpoint.name,
         phases="\n".join(_phases(recipe)),
         step=step,
-        steps=recipe.steps,
-        tokens=step * batch * recipe.model.seq_length,
+        steps=recipe.last_step,
+        tokens=samples * recipe.model.seq_length,
         seq_length=recipe.model.seq_length,
-        batch=batch,
         losses=_losses(checkpoint.parent.parent / "metrics.jsonl", step),
         recipe=dump_recipe(recipe),
     )
 
 
 def _phases(recipe: Recipe) -> list[str]:
-    lines = []
-    for number, phase in enumerate(recipe.phases, start=1):
-        ratio = f", {phase.mask_ratio:.0%} of tokens masked" if phase.mask_ratio else ""
-        lines.append(f"{number}. {phase.objective.upper()} for {phase.steps:,} steps{ratio}")
+    start = recipe.start
+    lines = [f"From step {start.step:,} of {start.checkpoint}:\n"] if start else []
+    for number, stretch in enumerate(recipe.stretches, start=1):
+        phase, batch = stretch.phase, stretch.batch.global_batch_size
+        what = f"{number}. {phase.objective.upper()} for {stretch.steps:,} steps of {batch:,} sequences"
+        lines.append(f"{what}{_masking(phase)}")
+        lines += [f"   - {turn(part, phase)}: {part.objective.upper()}{_masking(part)}" for part in phase.parts]
     return lines
+
+
+def _masking(part: PartSection) -> str:
+    return f", {masked(part.mask_ratio)} of tokens masked" if part.mask_ratio else ""
 
 
 def _losses(metrics: Path, step: int) -> str:

@@ -65,6 +65,7 @@ def draw_timeline(
         rate_axes.plot(*zip(*rates, strict=True), color=INK, linewidth=1.8, marker="." if len(rates) == 1 else None)
         rate_axes.set(ylabel="learning rate", ylim=(0, None), xlim=(phases[0].first - 1, phases[-1].last))
         rate_axes.ticklabel_format(axis="y", style="sci", scilimits=(0, 0), useMathText=True)
+        rate_axes.yaxis.get_offset_text().set_x(-0.07)  # clear of the first phase's name
         mask_axes.set(ylabel="masked", ylim=(0, 1.04), yticks=(0, 0.5, 1))
         mask_axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         draw_sums(sum_axes, sums)

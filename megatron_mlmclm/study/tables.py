@@ -5,8 +5,9 @@ from rich.table import Table
 
 from megatron_mlmclm.errors import UserError
 from megatron_mlmclm.recipe.budget import KINDS, Cost, settle
-from megatron_mlmclm.recipe.phase import MaskRatio, MixPart, PartSection, PhaseSection, RatioSchedule
+from megatron_mlmclm.recipe.phase import PartSection, PhaseSection
 from megatron_mlmclm.recipe.schema import ComputeSection
+from megatron_mlmclm.recipe.shown import labelled, masked, percent, turn
 from megatron_mlmclm.study.plan import PhasePlan, Plan
 
 LEFT = ("phase", "attention", "recipe")
@@ -20,7 +21,7 @@ def timeline(each: Plan) -> Table:
         table.add_row(*_row(phase))
         for part in phase.stretch.phase.parts:
             table.add_row(
-                f"  {_label(part)}", _turn(part, phase.stretch.phase), _attention(part), masked(part.mask_ratio)
+                f"  {labelled(part)}", turn(part, phase.stretch.phase), _attention(part), masked(part.mask_ratio)
             )
     table.add_section()
     table.add_row("all", f"{each.steps:,}", "", "", "", *_amounts(each.cost))
@@ -56,16 +57,6 @@ def equalised(first: Plan, other: Plan, kind: str) -> str:
     return f"{other.name}: {key}.steps={steps:,} (now {last.steps:,}) gives it the {kind} of {first.name}"
 
 
-def masked(ratio: MaskRatio | None) -> str:
-    """A masking ratio in few letters: 40%, 30% to 15%, 10%-90%; nothing where nothing is masked."""
-    if ratio is None:
-        return ""
-    if isinstance(ratio, RatioSchedule):
-        moves = [ratio.at[step] for step in sorted(ratio.at)] if ratio.at else [ratio.start, ratio.end]
-        return " to ".join(_percent(value) for value in moves)
-    return "-".join(_percent(value) for value in ratio) if isinstance(ratio, tuple) else _percent(ratio)
-
-
 def _table(title: str, *headings: str) -> Table:
     table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE)
     for heading in headings:
@@ -77,22 +68,11 @@ def _row(phase: PhasePlan) -> tuple[str, ...]:
     what, steps = phase.stretch.phase, f"{phase.stretch.steps:,}"
     kind = ("", "") if what.parts else (_attention(what), masked(what.mask_ratio))
     shown = dict.fromkeys(_rate(rate) for rate in phase.rates)
-    return _label(what), steps, *kind, " to ".join(shown), *_amounts(phase.cost)
-
-
-def _label(part: PartSection) -> str:
-    return f"{part.name} ({part.objective})" if part.name else part.objective
+    return labelled(what), steps, *kind, " to ".join(shown), *_amounts(phase.cost)
 
 
 def _attention(part: PartSection) -> str:
-    return f"prefix {'-'.join(_percent(share) for share in part.prefix)}" if part.prefix else part.direction
-
-
-def _turn(part: MixPart, phase: PhaseSection) -> str:
-    """What of a phase a part gets: a share of it, or some steps of each period."""
-    if part.share is not None:
-        return _percent(part.share / sum(other.share for other in phase.parts))
-    return f"{part.steps:,} in {sum(other.steps for other in phase.parts):,}"
+    return f"prefix {'-'.join(percent(share) for share in part.prefix)}" if part.prefix else part.direction
 
 
 def _notes(each: Plan) -> list[str]:
@@ -127,10 +107,6 @@ def _said(phase: PhaseSection) -> list[str]:
         names = "replay" if phase.data == "replay" else ", ".join(source.path for source in phase.data)
         said.append(f"data: {names}")
     return said
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g}%"
 
 
 def _rate(rate: float) -> str:

@@ -9,8 +9,9 @@ from megatron_mlmclm.cli import dispatch
 from megatron_mlmclm.errors import UserError
 from megatron_mlmclm.recipe import check_recipe, learning_rate, load_recipe, preset_names
 from megatron_mlmclm.recipe.budget import KINDS
+from megatron_mlmclm.recipe.shown import masked
 from megatron_mlmclm.study import plan
-from megatron_mlmclm.study.tables import amount, equalised, masked
+from megatron_mlmclm.study.tables import amount, equalised
 
 NODE = 8  # devices
 FORMS = Path(__file__).with_name("forms.yaml")  # one phase of every kind
