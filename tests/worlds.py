@@ -81,10 +81,10 @@ phases:
       - {{objective: clm, share: 1}}
       - {{objective: diffusion, share: 1, mask_ratio: [0.1, 0.5], weight: inverse_ratio}}
       - {{objective: clm, share: 1, name: prefix, attention: prefix, prefix: [0.2, 0.8]}}
-  - {{objective: clm, steps: 2, data: replay, batch: {{micro_batch_size: 4, global_batch_size: 4}}}}
+  - {{objective: clm, steps: 2, data: replay, batch: {{micro_batch_size: 4, global_batch_size: 16}}}}
   - {{objective: mlm, steps: 2, mask_ratio: 0.3, data: {valid}, attention: causal}}
 optimizer: {{lr: 3.0e-3}}
-validation: {{interval: 100, samples: 8}}
+validation: {{interval: 100, samples: 16}}
 """
 TP2 = "parallel.tensor_model_parallel_size=2"
 PP2 = "parallel.pipeline_model_parallel_size=2"

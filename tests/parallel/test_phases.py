@@ -109,4 +109,4 @@ def test_another_batch_size_is_one_run(worlds):
     """EVERY changes its batch after step 14 and again after 16: segments, one metrics file."""
     metrics = worlds.metrics("every-tp1")
     assert [line["step"] for line in metrics] == list(range(1, 19))
-    assert [line["samples"] for line in metrics[12:]] == [104, 112, 116, 120, 128, 136]
+    assert [line["samples"] for line in metrics[12:]] == [104, 112, 128, 144, 152, 160]
