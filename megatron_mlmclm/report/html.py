@@ -150,7 +150,7 @@ def duration(seconds: float) -> str:
 
 
 def validation_section(metrics: list[dict[str, Any]], scores: dict[str, Any] | None) -> str:
-    """Last and best validation losses, accuracies and perplexities, and the exported encoder against the unigram guess."""
+    """Last and best losses, accuracies, perplexities, and the exported encoder against the unigram guess."""
     records = valid_records(metrics)
     rows = []
     for name in sorted({name for record in records for name in record["losses"]}):
