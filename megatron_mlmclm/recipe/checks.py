@@ -102,9 +102,14 @@ def _check_phase(recipe: Recipe, stretch: Stretch) -> None:
             f" {stretch.steps} steps"
         )
     for number, view in enumerate(phase.views):
+        part = f".parts.{number}" if phase.parts else ""
+        if view.direction == "prefix" and recipe.data.packing != "cut":
+            raise UserError(
+                f"{key}{part}.attention: prefix takes a sample for one text, data.packing: {recipe.data.packing} tells"
+                " its documents apart: set data.packing=cut, or leave attention and prefix out"
+            )
         ratio = view.mask_ratio
         if isinstance(ratio, RatioSchedule) and ratio.last_change > stretch.steps:
-            part = f".parts.{number}" if phase.parts else ""
             raise UserError(
                 f"{key}{part}.mask_ratio needs {ratio.last_change} steps, the phase has {stretch.steps}: shorten the"
                 " schedule or lengthen the phase"

@@ -55,6 +55,7 @@ class DataSection(Section):
     tokenizer: str
     train: Annotated[list[SourceSection], Field(min_length=1)]
     valid: list[SourceSection] = []
+    packing: Literal["cut", "documents", "packed"] = "cut"  # how documents become samples; packed: `mlmclm pack` first
     num_workers: NonNegative = 0
 
     @field_validator("train", "valid", mode="before")
@@ -106,7 +107,7 @@ class StartSection(Section):
 
     checkpoint: str = Field(alias="from")  # run folder, checkpoints folder or iter_N folder
     data: Literal["continue", "restart"] = "continue"
-    allow: list[Literal["tokenizer", "data", "seq_length"]] = []  # what may differ from the checkpoint's run
+    allow: list[Literal["tokenizer", "data", "seq_length", "packing"]] = []  # what may differ from the checkpoint's run
     step: NonNegative = 0
     sample: NonNegative = 0
     place: NonNegative = 0
