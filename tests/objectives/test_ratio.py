@@ -35,6 +35,12 @@ def test_a_ramp_goes_from_its_start_to_its_end_and_stays(ramp, further):
     assert (path * np.sign(ramp.end - ramp.start) >= 0).all()
 
 
+def test_rounding_leads_nowhere_outside_the_ends():
+    """(1 - x) * 0.3 + x * 0.3 is not 0.3 for every x."""
+    ramp = Ramp(0.3, 0.3, steps=1_000)
+    assert {ramp.at(step) for step in range(1_000)} == {0.3}
+
+
 def test_half_way():
     assert Ramp(0.1, 0.5, steps=11).at(5) == pytest.approx(0.3)
     assert Ramp(0.1, 0.5, steps=11, curve="cosine").at(5) == pytest.approx(0.3)
