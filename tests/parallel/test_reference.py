@@ -14,7 +14,7 @@ from megatron_mlmclm.loop.request import read_request
 pytestmark = pytest.mark.slow
 
 VOCABULARY = 1003
-STEPS = [*(("five", step) for step in (1, 5, 9, 13, 17)), *(("every", step) for step in range(1, 15))]
+STEPS = [*(("five", step) for step in (1, 5, 9, 13, 17)), *(("every", step) for step in range(1, 19))]
 
 
 @pytest.fixture(scope="module")
