@@ -197,7 +197,7 @@ def worlds(corpus, tmp_path_factory) -> Worlds:
                 for phases, workers in ((pieces[0], 0), (pieces[1], 2), (pieces[2], 4))
             ),
             case("every-tp1", recipe="every", probes=("gradients",), gradients=tuple(range(1, 19))),
-            *(case(f"branch-{kind}", *branch(kind), recipe="five") for kind in ("keep", "reset")),
+            *(case(f"branch-{kind}", *branch(kind), recipe="five", probes=("batches",)) for kind in ("keep", "reset")),
         ],
     )
     worlds.start(
