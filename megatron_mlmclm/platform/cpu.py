@@ -86,8 +86,8 @@ def transformer_implementation() -> str:
 class CudaNamesMeanCpu(TorchFunctionMode):
     """`device="cuda"`, `.cuda()` and `.to("cuda")` give CPU tensors; `tensor.type()` keeps the CUDA spelling.
 
-    Memory is not pinned, for want of a driver: Megatron asks for it when it cuts rotary embeddings for context
-    parallelism. The distributed optimizer sorts its parameters by `tensor.type()`, for which only `torch.cuda.*` names exist.
+    The distributed optimizer sorts its parameters by `tensor.type()`, for which only `torch.cuda.*` names exist. Memory
+    is not pinned, for want of a driver: Megatron asks for it when it cuts rotary embeddings for context parallelism.
     """
 
     def __torch_function__(

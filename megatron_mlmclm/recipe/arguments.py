@@ -71,8 +71,10 @@ def _model(recipe: Recipe, vocab_size: int) -> list:
     ]
     if model.window_size is not None:
         every = model.global_attn_every_n_layers
+        left, right = model.window_size  # in brackets: a leading minus would look like a flag
         windowed = [int(every is None or layer % every != 0) for layer in range(model.num_layers)]
-        flags += ["--window-size", ",".join(map(str, model.window_size)), "--window-attn-skip-freq", str(windowed)]
+        layers = f"[{','.join(map(str, windowed))}]"
+        flags += [*("--window-size", f"({left},{right})"), *("--window-attn-skip-freq", layers)]
     if not model.tie_embeddings:
         flags.append("--untie-embeddings-and-output-weights")
     return flags
