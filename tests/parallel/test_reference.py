@@ -35,6 +35,7 @@ def llama(weights: dict[str, torch.Tensor], model, kind=LlamaForCausalLM):
             rms_norm_eps=model.layernorm_epsilon,
             rope_parameters={"rope_type": "default", "rope_theta": float(model.rotary_base)},
             attn_implementation="eager",
+            pad_token_id=None,
         )
     )
     reference.load_state_dict(to_hugging_face(dict(weights), model, VOCABULARY))
