@@ -86,13 +86,38 @@ phases:
 optimizer: {{lr: 3.0e-3}}
 validation: {{interval: 100, samples: 16}}
 """
+# Each direction in turn; the tests add documents or a window.
+ATTENTION = """
+name: attention
+output: set-by-case
+seed: 80
+model:
+  {{num_layers: 4, hidden_size: 64, ffn_hidden_size: 128, num_attention_heads: 4, num_query_groups: 2, seq_length: 32}}
+data: {{tokenizer: {tokenizer}, train: {train}, valid: {valid}}}
+batch: {{micro_batch_size: 2, global_batch_size: 8}}
+phases:
+  - {{objective: clm, steps: 2}}
+  - {{objective: mlm, steps: 2, mask_ratio: 0.4}}
+  - {{objective: clm, steps: 2, name: prefix, attention: prefix, prefix: [0.2, 0.8]}}
+optimizer: {{lr: 3.0e-3}}
+validation: {{interval: 6, samples: 8}}
+parallel: {{use_distributed_optimizer: false}}
+"""
 TP2 = "parallel.tensor_model_parallel_size=2"
 PP2 = "parallel.pipeline_model_parallel_size=2"
+CP2 = "parallel.context_parallel_size=2"
+CP4 = "parallel.context_parallel_size=4"
 SP = "parallel.sequence_parallel=true"
 VPP2 = "parallel.num_virtual_stages_per_pipeline_rank=2"
 PLAIN = "parallel.use_distributed_optimizer=false"
 OFTEN = "save_interval=4"
 TIED = "model.tie_embeddings=true"
+WINDOW = (
+    "model.window_size=[5, 3]",
+    "model.global_attn_every_n_layers=3",
+    "phases=[{objective: clm, steps: 2}, {objective: mlm, steps: 2, mask_ratio: 0.4}]",
+    "validation.interval=4",
+)
 RECOMPUTE = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
 
 
@@ -101,7 +126,7 @@ class Worlds:
 
     def __init__(self, folder: Path, corpus) -> None:
         self.folder = folder
-        for name, text in (("layouts", RECIPE), ("five", FIVE), ("every", EVERY)):
+        for name, text in (("layouts", RECIPE), ("five", FIVE), ("every", EVERY), ("attention", ATTENTION)):
             filled = text.format(tokenizer=corpus.tokenizer, train=corpus.train, valid=corpus.valid)
             (folder / f"{name}.yaml").write_text(filled)
         self.recipe = folder / "layouts.yaml"
@@ -123,6 +148,22 @@ class Worlds:
             "gradients": gradients,
             "resume": [str(self.folder / resume[0]), resume[1]] if resume else None,
         }
+
+    def attention(self, layout: str, *extra: str, patterns: bool = False, only: tuple[str, ...] = ()) -> list[dict]:
+        """Runs of ATTENTION: as it is, cut into documents, and with a window; those of `only`, if given."""
+        kinds = {"attention": ((), ()), "documents": ((), ("documents",)), "window": (WINDOW, ())}
+        return [
+            self.case(
+                f"{kind}-{layout}",
+                *own,
+                *extra,
+                recipe="attention",
+                probes=("gradients", *probes, *(("patterns",) if patterns and kind == "attention" else ())),
+                gradients=(1, 2, 3, 5),
+            )
+            for kind, (own, probes) in kinds.items()
+            if kind in (only or kinds)
+        ]
 
     def start(self, processes: int, cases: list[dict]) -> None:
         """Run the cases in one world of `processes`; on failure show what the ranks said."""
@@ -198,6 +239,7 @@ def worlds(corpus, tmp_path_factory) -> Worlds:
             ),
             case("every-tp1", recipe="every", probes=("gradients",), gradients=tuple(range(1, 19))),
             *(case(f"branch-{kind}", *branch(kind), recipe="five", probes=("batches",)) for kind in ("keep", "reset")),
+            *worlds.attention("tp1", patterns=True),
         ],
     )
     worlds.start(
@@ -218,6 +260,9 @@ def worlds(corpus, tmp_path_factory) -> Worlds:
             case("dp2-to-tp2", TP2, resume=("dp2", 12)),
             case("five-pp2-recompute", PP2, *RECOMPUTE, recipe="five", probes=("gradients",), gradients=edges),
             case("every-tp2-sp", TP2, SP, recipe="every"),
+            *worlds.attention("tp2", TP2, patterns=True),
+            *worlds.attention("cp2", CP2),
+            *worlds.attention("pp2-recompute", PP2, *RECOMPUTE, only=("documents", "window")),
         ],
     )
     worlds.start(
@@ -233,6 +278,9 @@ def worlds(corpus, tmp_path_factory) -> Worlds:
             ),
             case("branch-tp2-pp2", TP2, PP2, *branch("reset"), recipe="five"),
             case("every-dp2-pp2", PP2, "batch.global_batch_size=8", recipe="every"),
+            *worlds.attention("cp4", CP4),
+            *worlds.attention("tp2-cp2-sp", TP2, CP2, SP),
+            *worlds.attention("cp2-pp2", CP2, PP2, only=("documents",)),
         ],
     )
     return worlds

@@ -85,16 +85,30 @@ def _split(extra: Sequence[str]) -> tuple[list[str], list[str]]:
 def _check_flags(flags: Sequence[str], recipe: Recipe) -> None:
     """A Megatron flag that goes against the recipe would change the run behind its back."""
     owned = owned_flags(recipe)
-    mixing = next((number for number, phase in enumerate(recipe.phases) if phase.per_sample), None)
+    unfit = _unfit_for_graphs(recipe)
     for flag in (text.partition("=")[0] for text in flags):
         if flag in owned:
             raise UserError(f"{flag} is the recipe's to set{_key_of(flag)}, as an override before the Megatron flags")
-        if flag in CUDA_GRAPHS and mixing is not None:
-            phase = recipe.phases[mixing]
-            raise UserError(
-                f"{flag}: CUDA graphs cannot take a pattern per sequence, which phases.{mixing} ({phase.label}) needs:"
-                " leave the graphs out, or mix by batches"
-            )
+        if flag in CUDA_GRAPHS and unfit:
+            raise UserError(f"{flag}: {unfit}: leave the graphs out")
+
+
+def _unfit_for_graphs(recipe: Recipe) -> str | None:
+    """Why CUDA graphs cannot run a recipe, if so: they keep the attention pattern that was set when they were captured.
+
+    Megatron captures once, and graphs of its layers take no `packed_seq_params` (core, transformer_layer.py).
+    """
+    for number, phase in enumerate(recipe.phases):
+        if phase.per_sample:
+            return f"CUDA graphs cannot take a pattern per sequence, which phases.{number} ({phase.label}) needs"
+    if recipe.data.blocks_documents:
+        return "CUDA graphs cannot take the documents of each sequence"
+    directions = [view.direction for phase in recipe.phases for view in phase.views]
+    directions += ["causal" if name == "clm" else "bidirectional" for name in recipe.validated]
+    if len(set(directions)) > 1:
+        needed = " and ".join(dict.fromkeys(directions))
+        return f"CUDA graphs keep one attention pattern, the phases and their validation need {needed}"
+    return None
 
 
 def _key_of(flag: str) -> str:

@@ -21,6 +21,8 @@ from megatron_mlmclm.recipe.phase import (
     steps_of,
 )
 
+Window = tuple[Annotated[int, Field(ge=-1)], Annotated[int, Field(ge=-1)]]
+
 
 class ModelSection(Section):
     """The Transformer: pre-norm RMSNorm, SwiGLU, RoPE, no biases, no dropout (paper, appendix table 1)."""
@@ -32,11 +34,18 @@ class ModelSection(Section):
     num_query_groups: Positive | None = None  # KV heads; None: as many as heads
     kv_channels: Positive | None = None  # head dimension; None: hidden_size / num_attention_heads
     seq_length: Positive
+    window_size: Window | None = None  # [left, right] neighbours that are seen, -1: no bound; a number is both
+    global_attn_every_n_layers: Positive | None = None  # with a window: the first and every n-th from it see all
     rotary_base: Positive = 10_000
     layernorm_epsilon: Annotated[float, Field(gt=0)] = 1e-5
     init_method_std: Annotated[float, Field(gt=0)] = 0.02
     tie_embeddings: bool = False
     padded_vocab_size: Positive | None = None  # rows of the embedding; None: the tokenizer's, to a multiple of 128 * tp
+
+    @field_validator("window_size", mode="before")
+    @classmethod
+    def _both_sides(cls, value: object) -> object:
+        return [value, value] if isinstance(value, int) and not isinstance(value, bool) else value
 
     @property
     def kv_heads(self) -> int:
@@ -57,6 +66,11 @@ class DataSection(Section):
     valid: list[SourceSection] = []
     packing: Literal["cut", "documents", "packed"] = "cut"  # how documents become samples; packed: `mlmclm pack` first
     num_workers: NonNegative = 0
+
+    @property
+    def blocks_documents(self) -> bool:
+        """Whether a position sees its own document alone: samples then say where documents end."""
+        return False
 
     @field_validator("train", "valid", mode="before")
     @classmethod
@@ -84,6 +98,7 @@ class ParallelSection(Section):
     tensor_model_parallel_size: Positive = 1
     pipeline_model_parallel_size: Positive = 1
     num_virtual_stages_per_pipeline_rank: Positive | None = None
+    context_parallel_size: Positive = 1  # ranks that share each sequence
     sequence_parallel: bool = False
     use_distributed_optimizer: bool = True
 
