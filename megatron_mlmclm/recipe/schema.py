@@ -70,7 +70,7 @@ class DataSection(Section):
     @property
     def blocks_documents(self) -> bool:
         """Whether a position sees its own document alone: samples then say where documents end."""
-        return False
+        return self.packing != "cut"
 
     @field_validator("train", "valid", mode="before")
     @classmethod
