@@ -11,6 +11,7 @@ import torch
 import yaml
 
 from megatron_mlmclm.cli import dispatch
+from megatron_mlmclm.data import Tokenizer
 
 ROOT = Path(__file__).parent.parent
 
@@ -135,9 +136,11 @@ class Worlds:
         self.short = self._short_documents(corpus)
 
     def _short_documents(self, corpus) -> str:
-        """Indexed sentences, several to a sample, with the plan that packs them."""
-        speeches = map(json.loads, (corpus.folder / "valid.jsonl").read_text().splitlines())
+        """Indexed sentences of 13 to 15 tokens, two of which fill a sample all but some padding, and their plan."""
+        speeches = map(json.loads, (corpus.folder / "train.jsonl").read_text().splitlines())
         sentences = [part for speech in speeches for part in speech["text"].split(". ") if part.strip()]
+        lengths = map(len, Tokenizer.load(corpus.tokenizer).encode_batch(sentences))
+        sentences = [part for part, length in zip(sentences, lengths, strict=True) if 12 <= length <= 14]
         source, prefix = self.folder / "short.jsonl", str(self.folder / "short")
         source.write_text("".join(json.dumps({"text": part}) + "\n" for part in sentences))
         dispatch(["preprocess", str(source), "--tokenizer", corpus.tokenizer, "--output", prefix, "--workers", "1"])

@@ -73,7 +73,7 @@ class _Recording(ForwardStep):
 
     def _recorded(self, data_iterator):
         batch = next(data_iterator)
-        names = ("inputs", "labels", "predicted", "view", "weight", "prefix")
+        names = ("inputs", "labels", "predicted", "weight", "prefix")
         with self._file.open("a") as file:
             for place in range(len(batch["view"])):
                 parts = b"".join(batch[name][place].numpy().tobytes() for name in names)
