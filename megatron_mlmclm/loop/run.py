@@ -49,7 +49,7 @@ def run(request: Request, segment: Segment, terminal: TextIO, is_last_rank: bool
     if args.rank == 0:
         record_run(recipe)
         if segment.first_step == recipe.first_step:
-            print(args.mlmclm_recipe, file=terminal, flush=True)
+            print(args.mlmclm_recipe, *_padding(request), sep="\n", file=terminal, flush=True)
     progress = Progress(recipe, terminal) if is_last_rank else None
     forward_step = ForwardStep(request.views, len(request.timeline.views), request.vocabulary.size)
     steps = Steps(request, forward_step, freezer, progress)
@@ -63,6 +63,12 @@ def run(request: Request, segment: Segment, terminal: TextIO, is_last_rank: bool
     )
     if progress and segment.last_step == recipe.last_step:
         progress.end()
+
+
+def _padding(request: Request) -> list[str]:
+    """A line for each dataset whose packing leaves positions empty."""
+    streams = request.streams.items()
+    return [f"{path}: {stream.padding:.2%} of positions are padding\n" for path, stream in streams if stream.padding]
 
 
 def _megatron_arguments(request: Request, segment: Segment) -> argparse.Namespace:

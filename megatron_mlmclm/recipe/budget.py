@@ -69,13 +69,14 @@ def phase_cost(recipe: Recipe, phase: PhaseSection, steps: int, rows: int, until
     """What the first `until` (all, where None) of the phase's `steps` steps cost.
 
     Expectations: a mixed phase costs the share-weighted mean of its parts, an alternating one what each step's part
-    does, diffusion the middle of its range. Special tokens, which are never chosen, are not taken off. Frozen weights
-    count like others, though a backward pass through them alone is cheaper.
+    does, diffusion the middle of its range. Attention counts as if documents saw each other; padding counts as tokens.
+    Special tokens, which are never chosen, are not taken off. Frozen weights count like others, though a backward pass
+    through them alone is cheaper.
     """
     done = steps if until is None else until
     batch = phase.batch or recipe.batch
     tokens = done * batch.global_batch_size * recipe.model.seq_length
-    predicted, seen = (float(share[:done].mean()) for share in _shares(phase, steps))
+    predicted, seen = (float(share[:done].mean()) for share in _shares(phase, steps, recipe.model))
     flops = training_flops(recipe.model, rows, tokens, tokens * predicted, seen=seen)
     return Cost(tokens, tokens * predicted, flops)
 
@@ -128,18 +129,33 @@ def turns(phase: PhaseSection, steps: int) -> list[np.ndarray]:
     return [np.ones(1)]
 
 
-def _shares(phase: PhaseSection, steps: int) -> tuple[np.ndarray, np.ndarray]:
+def _shares(phase: PhaseSection, steps: int, model: ModelSection) -> tuple[np.ndarray, np.ndarray]:
     """Of the tokens, what is predicted, and of the pairs of positions, what is seen: each [steps] or [1]."""
     predicted = seen = np.zeros(1)
     for view, turn in zip(phase.views, turns(phase, steps), strict=True):
         predicted = predicted + turn * _predicted(view, steps)
-        seen = seen + turn * _seen(view)
+        seen = seen + turn * _seen_in_window(view, model)
     return predicted, seen
 
 
 def _predicted(view: PartSection, steps: int) -> np.ndarray:
     """A prefix, drawn evenly between its bounds, is read and not predicted."""
     return np.atleast_1d(1.0 - np.mean(view.prefix)) if view.prefix else ratios(view.mask_ratio, steps)
+
+
+def _seen_in_window(view: PartSection, model: ModelSection) -> float:
+    """As `_seen`, where layers have a window: a position sees so many to its left and right, fewer near the ends."""
+    whole = _seen(view)
+    if model.window_size is None:
+        return whole
+    length = model.seq_length
+    left, right = (length - 1 if side < 0 else min(side, length - 1) for side in model.window_size)
+    if view.direction == "causal":
+        right = 0
+    pairs = length * (left + right + 1) - left * (left + 1) / 2 - right * (right + 1) / 2
+    every = model.global_attn_every_n_layers
+    layers_without = -(-model.num_layers // every) / model.num_layers if every else 0.0
+    return layers_without * whole + (1.0 - layers_without) * pairs / length**2
 
 
 def _seen(view: PartSection) -> float:

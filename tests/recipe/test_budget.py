@@ -7,7 +7,7 @@ import yaml
 from megatron_mlmclm.errors import UserError
 from megatron_mlmclm.objectives import Ramp, Steps
 from megatron_mlmclm.recipe import dump_recipe, load_recipe, parse_recipe
-from megatron_mlmclm.recipe.budget import KINDS, phase_cost, ratios, recipe_cost, settled, turns
+from megatron_mlmclm.recipe.budget import KINDS, _shares, phase_cost, ratios, recipe_cost, settled, turns
 from megatron_mlmclm.recipe.phase import PhaseSection, RatioSchedule
 
 # 1,320 weights besides embedding and head: 7,920 FLOPs a token; scores 1,920 a token; the head 4,800 a predicted token.
@@ -223,3 +223,29 @@ def test_a_reference_is_refused_that_is_missing_endless_or_without_length(tmp_pa
     written("b.yaml", None)
     with pytest.raises(UserError, match="small: phases.0 has no length"):
         settled(load_recipe(tmp_path / "a.yaml"), ROWS)
+
+
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+@pytest.mark.parametrize(("window", "every"), [([2, 3], None), ([4, 0], None), ([-1, 1], None), ([3, 3], 3)])
+def test_a_window_counts_the_pairs_that_it_lets_through(direction, window, every):
+    """Against the pairs counted one by one: 4 layers, every third from the first without a window."""
+    model = {**VALUES["model"], "num_layers": 4, "window_size": window, "global_attn_every_n_layers": every}
+    phase = {"objective": "clm", "steps": 1, "attention": direction}
+    each = parse_recipe({**VALUES, "model": model, "phases": [phase]}, "r.yaml")
+    length, (left, right) = each.model.seq_length, window
+
+    def pairs(windowed: bool) -> int:
+        return sum(
+            (direction == "bidirectional" or column <= row)
+            and (not windowed or ((left < 0 or row - column <= left) and (right < 0 or column - row <= right)))
+            for row in range(length)
+            for column in range(length)
+        )
+
+    layers = [pairs(windowed=not every or layer % every > 0) for layer in range(each.model.num_layers)]
+    expected = np.mean(layers) / length**2
+    _, seen = _shares(each.phases[0], 1, each.model)
+    whole = pairs(windowed=False) / length**2  # of which the arithmetic says 1/2, without the diagonal
+    share = np.mean([layer % every == 0 for layer in range(each.model.num_layers)]) if every else 0.0
+    correction = share * (whole - (0.5 if direction == "causal" else 1.0))
+    assert float(seen.mean()) == pytest.approx(expected - correction)
