@@ -84,10 +84,10 @@ phases:
       - {{objective: clm, share: 1}}
       - {{objective: diffusion, share: 1, mask_ratio: [0.1, 0.5], weight: inverse_ratio}}
       - {{objective: clm, share: 1, name: prefix, attention: prefix, prefix: [0.2, 0.8]}}
-  - {{objective: clm, steps: 2, data: replay, batch: {{micro_batch_size: 4, global_batch_size: 4}}}}
+  - {{objective: clm, steps: 2, data: replay, batch: {{micro_batch_size: 4, global_batch_size: 16}}}}
   - {{objective: mlm, steps: 2, mask_ratio: 0.3, data: {valid}, attention: causal}}
 optimizer: {{lr: 3.0e-3}}
-validation: {{interval: 100, samples: 8}}
+validation: {{interval: 100, samples: 16}}
 """
 # A start from a Hugging Face model that no step changes: what is compared are the weights that came in.
 STARTED = """
@@ -212,7 +212,7 @@ def worlds(corpus, tmp_path_factory) -> Worlds:
                 for phases, workers in ((pieces[0], 0), (pieces[1], 2), (pieces[2], 4))
             ),
             case("every-tp1", recipe="every", probes=("gradients",), gradients=tuple(range(1, 19))),
-            *(case(f"branch-{kind}", *branch(kind), recipe="five") for kind in ("keep", "reset")),
+            *(case(f"branch-{kind}", *branch(kind), recipe="five", probes=("batches",)) for kind in ("keep", "reset")),
         ],
     )
     worlds.start(

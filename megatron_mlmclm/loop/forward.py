@@ -9,10 +9,9 @@ from torch import Tensor
 
 from megatron_mlmclm.attention import Pattern, pattern_params, set_pattern
 from megatron_mlmclm.model import PredictedRows, masked_loss, masked_scores, select_rows
-from megatron_mlmclm.phases import View
+from megatron_mlmclm.phases import TOTAL, View
 
 Report = dict[str, Tensor]
-TOTAL = "loss"  # of a phase with several objectives, beside each one's own
 
 
 class ForwardStep:

@@ -49,9 +49,10 @@ def read_request(path: str, extra: Sequence[str], world_size: int | None) -> Req
     """
     overrides, flags = _split(extra)
     recipe = load_recipe(path, overrides)
-    _check_flags(flags, recipe)
     tokenizer = Tokenizer.load(recipe.data.tokenizer)
-    recipe, trunk = find_start(settled(recipe, tokenizer.vocab_size))
+    recipe = settled(recipe, tokenizer.vocab_size)
+    _check_flags(flags, recipe)
+    recipe, trunk = find_start(recipe)
     check_recipe(recipe, world_size, tokenizer.vocab_size)
     vocabulary = _vocabulary(tokenizer, recipe)
     timeline = timeline_of(recipe, vocabulary)

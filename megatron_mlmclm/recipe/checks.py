@@ -1,7 +1,7 @@
 """Combinations that cannot work, found before anything is started. Each message names both numbers."""
 
 from megatron_mlmclm.errors import UserError
-from megatron_mlmclm.recipe.phase import BatchSection, RatioSchedule, Stretch, steps_of
+from megatron_mlmclm.recipe.phase import BatchSection, RatioSchedule, Stretch
 from megatron_mlmclm.recipe.schema import Recipe
 
 
@@ -11,7 +11,6 @@ def check_recipe(recipe: Recipe, world_size: int | None, vocab_size: int) -> Non
     Raises:
         UserError: one line with the keys and both numbers.
     """
-    _check_lengths(recipe)
     _check_model(recipe, vocab_size)
     _check_layout(recipe, recipe.model.vocab_size or vocab_size)
     _check_schedule(recipe)
@@ -81,12 +80,6 @@ def _check_layout(recipe: Recipe, vocab_size: int) -> None:
                 f"model.padded_vocab_size ({model.padded_vocab_size}) is below the vocabulary's {vocab_size}"
             )
         _divides(tp, model.padded_vocab_size, "model.padded_vocab_size", key)
-
-
-def _check_lengths(recipe: Recipe) -> None:
-    for number, phase in enumerate(recipe.phases):
-        if steps_of(phase, phase.batch or recipe.batch, recipe.model.seq_length) is None:
-            raise UserError(f"phases.{number} has no length: give it steps, tokens or samples")
 
 
 def _check_schedule(recipe: Recipe) -> None:

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from megatron_mlmclm.errors import UserError
 from megatron_mlmclm.recipe.phase import (
     BatchSection,
     NonNegative,
@@ -181,13 +182,16 @@ class Recipe(Section):
     def stretches(self) -> list[Stretch]:
         """The phases end to end, after the steps and samples of the checkpoint that the run starts from.
 
-        Only of a settled recipe: every phase has its length.
+        Raises:
+            UserError: a phase has no length.
         """
         step, sample = (self.start.step, self.start.sample) if self.start else (0, 0)
         found = []
         for ordinal, phase in enumerate(self.phases):
             batch = phase.batch or self.batch
             steps = steps_of(phase, batch, self.model.seq_length)
+            if steps is None:
+                raise UserError(f"phases.{ordinal} has no length: give it steps, tokens or samples")
             found.append(Stretch(ordinal, phase, batch, step + 1, steps, sample))
             step, sample = found[-1].last_step, found[-1].end_sample
         return found

@@ -11,7 +11,7 @@ import torch
 from megatron.core import num_microbatches_calculator, parallel_state, rerun_state_machine
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import unwrap_model
-from megatron.training import global_vars, training
+from megatron.training import get_args, global_vars, training
 
 from megatron_mlmclm.loop import run as run_module
 from megatron_mlmclm.loop.forward import ForwardStep
@@ -82,14 +82,12 @@ class _Recording(ForwardStep):
 def _saving_gradients(inner, steps: list[int], folder: Path, rank: int):
     """Saves this rank's shards of every full gradient, and of the weights it was taken at, by global name and offset.
 
-    `steps` count from the start of the process.
+    `steps` count from 1 over the whole run.
     """
-    step = 0
 
     def finalize(model, num_tokens=None, *args, **kwargs):
-        nonlocal step
         inner(model, num_tokens, *args, **kwargs)
-        step += 1
+        step = get_args().curr_iteration + 1
         if step in steps:
             chunks = unwrap_model(model)
             weights = [shard for chunk in chunks for shard in _shards(chunk)]
