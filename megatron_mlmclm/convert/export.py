@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from megatron_mlmclm.aside import new_folder
@@ -20,6 +18,7 @@ from megatron_mlmclm.convert.mapping import blocks, entries, global_shape, names
 from megatron_mlmclm.convert.origin import Origin, read_origin
 from megatron_mlmclm.convert.shown import bytes_in, progress_bar
 from megatron_mlmclm.convert.target import TARGETS, write_target
+from megatron_mlmclm.convert.write import save_shard
 from megatron_mlmclm.data import Tokenizer
 from megatron_mlmclm.errors import UserError
 from megatron_mlmclm.recipe.schema import ModelSection
@@ -118,7 +117,7 @@ def write_weights(
                 dtype = next(iter(tensors.values())).dtype
                 tensors |= {bias: torch.zeros(shape, dtype=dtype) for bias, shape in zeros.items()}
             _check_shapes(tensors, {**expected, **zeros})
-            _save(tensors, folder / name)
+            save_shard(tensors, folder / name)
             weight_map |= dict.fromkeys(tensors, name)
             del tensors  # before the next file is read
     if len(shards) > 1:
@@ -166,14 +165,6 @@ def _tensors(
             found |= {name: parted(parts, name, whole) for name in unit.theirs}
         advance(unit.bytes)
     return found
-
-
-def _save(tensors: dict[str, Tensor], path: Path) -> None:
-    try:
-        save_file(tensors, path, metadata={"format": "pt"})
-    except SafetensorError as error:
-        raise UserError(f"{path.parent}: cannot write: {error}; is the disk full?") from None
-    shutil.copymode(path.parent / "config.json", path)  # they are written for the owner alone
 
 
 def _check(reader: CheckpointReader, model: ModelSection, vocab_size: int) -> None:

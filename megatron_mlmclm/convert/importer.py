@@ -1,9 +1,10 @@
 """`mlmclm import-hf`: a Hugging Face folder -> a Megatron checkpoint that loads under any layout."""
 
 import argparse
-import math
+import contextlib
 import shutil
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
@@ -14,6 +15,7 @@ import yaml
 from megatron_mlmclm.aside import new_folder
 from megatron_mlmclm.convert.checkpoint import CAUSAL, MODEL, TOKENIZER
 from megatron_mlmclm.convert.families.config import is_causal, model_values
+from megatron_mlmclm.convert.gguf import unpack
 from megatron_mlmclm.convert.mapping import blocks, entries, fused, global_shape, names
 from megatron_mlmclm.convert.shown import progress_bar
 from megatron_mlmclm.convert.source import Source, check_source, open_source
@@ -61,8 +63,8 @@ def import_hf(
     Raises:
         UserError: what is in `folder` is not a model of a known family, whole and as its config says.
     """
-    folder, output = Path(folder), Path(output)
-    with new_folder(output) as aside:
+    output = Path(output)
+    with new_folder(output) as aside, _unpacked(Path(folder), aside) as folder:
         model = ModelSection.model_validate(model_values(folder))
         source = open_source(folder, allow_pickle=allow_pickle)
         check_source(source, model, model.vocab_size)
@@ -80,9 +82,19 @@ def import_hf(
             CAUSAL: is_causal(folder),
         }
         pieces = pieces_of(source, model)
-        with progress_bar("importing", sum(_bytes(piece) for piece in pieces)) as advance:
-            write_checkpoint(aside, [_counted(piece, advance) for piece in pieces], common)
+        with progress_bar("importing", sum(piece.bytes for piece in pieces)) as advance:
+            write_checkpoint(aside, [counted(piece, advance) for piece in pieces], common)
     return output
+
+
+@contextlib.contextmanager
+def _unpacked(path: Path, beside: Path) -> Iterator[Path]:
+    """The folder of the model; of a GGUF file, one made of it while it is needed."""
+    if path.suffix != ".gguf":
+        yield path
+        return
+    with tempfile.TemporaryDirectory(dir=beside) as folder:
+        yield unpack(path, Path(folder))
 
 
 def pieces_of(source: Source, model: ModelSection) -> list[Piece]:
@@ -110,14 +122,12 @@ def _copy_tokenizer(folder: Path, copy: Path, mask_piece: str | None) -> None:
         print(f"{folder}: no piece known to be reserved, so no mask token; name one with --mask-piece for MLM")
 
 
-def _counted(piece: Piece, advance: Callable[[int], None]) -> Piece:
+def counted(piece: Piece, advance: Callable[[int], None]) -> Piece:
+    """The same, telling `advance` the bytes of each tensor that is made."""
+
     def make() -> torch.Tensor:
         tensor = piece.make()
         advance(tensor.nbytes)
         return tensor
 
     return replace(piece, make=make)
-
-
-def _bytes(piece: Piece) -> int:
-    return math.prod(piece.shape) * piece.dtype.itemsize

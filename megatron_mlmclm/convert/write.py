@@ -2,13 +2,17 @@
 
 import io
 import json
+import math
 import pickle
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter, save
 from torch.distributed.checkpoint.api import CheckpointException
@@ -42,6 +46,11 @@ class Piece:
     make: Callable[[], Tensor]
     layer: int | None = None
     layers: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Of the tensor that `make` gives."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def write_item(self, number: int) -> WriteItem:
         """What torch's checkpoint writer wants to know in advance."""
@@ -118,3 +127,16 @@ def write_checkpoint(folder: Path, pieces: list[Piece], common: dict[str, Any]) 
         json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1})
     )
     (checkpoint.parent / "latest_checkpointed_iteration.txt").write_text(RELEASE)
+
+
+def save_shard(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write one safetensors file, beside a config.json.
+
+    Raises:
+        UserError: the disk is full, or the like.
+    """
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise UserError(f"{path.parent}: cannot write: {error}; is the disk full?") from None
+    shutil.copymode(path.parent / "config.json", path)  # safetensors writes for the owner alone

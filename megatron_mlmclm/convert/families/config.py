@@ -30,7 +30,10 @@ def read_config(folder: str | Path) -> tuple[Family, "PretrainedConfig"]:
         values = json.loads(path.read_text(encoding="utf-8"))
         architecture = values["architectures"][0]
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); name a Hugging Face model folder") from None
+        raise UserError(
+            f"{path}: cannot be read ({error.strerror}); name a Hugging Face model folder (of a GGUF file or an import,"
+            " start with from: the folder that `mlmclm import-hf` wrote)"
+        ) from None
     except (ValueError, KeyError, IndexError, TypeError):
         raise UserError(f"{path}: no JSON object with `architectures`; is it a model's config?") from None
     if architecture not in BY_ARCHITECTURE:
