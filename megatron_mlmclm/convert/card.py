@@ -47,7 +47,7 @@ The weights began as another model's, whose card is SOURCE_README.md and whose l
 # target -> (what the hub should call it, which of transformers' classes loads it)
 KINDS = {
     "eurobert": ("fill-mask", "`AutoModelForMaskedLM.from_pretrained(...)`"),
-    "sentence-transformers": ("sentence-similarity", "`SentenceTransformer(...)` and `AutoModelForMaskedLM`"),
+    "sentence-transformers": ("sentence-similarity", "`SentenceTransformer(...)`"),
 }
 DECODER = ("text-generation", "`AutoModelForCausalLM.from_pretrained(...)`")
 

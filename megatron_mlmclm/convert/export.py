@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,10 +15,12 @@ from megatron_mlmclm.aside import new_folder
 from megatron_mlmclm.convert.card import carry_licence, model_card
 from megatron_mlmclm.convert.checkpoint import CheckpointReader, find_checkpoint
 from megatron_mlmclm.convert.families import FAMILIES, Entry
-from megatron_mlmclm.convert.mapping import blocks, entries, global_shape, names, output_biases, parted, shapes
+from megatron_mlmclm.convert.families.base import HEAD
+from megatron_mlmclm.convert.mapping import blocks, entries, global_shape, names, output_biases, parted
 from megatron_mlmclm.convert.origin import Origin, read_origin
 from megatron_mlmclm.convert.shown import bytes_in, progress_bar
-from megatron_mlmclm.convert.target import TARGETS, write_target
+from megatron_mlmclm.convert.source import FLOATS
+from megatron_mlmclm.convert.target import SENTENCES, TARGETS, write_target
 from megatron_mlmclm.convert.write import save_shard
 from megatron_mlmclm.data import Tokenizer
 from megatron_mlmclm.errors import UserError
@@ -68,8 +71,12 @@ def export_hf(
         reader = CheckpointReader(folder)
         _check(reader, origin.model, vocab_size)
         write_target(aside, target, origin, vocabulary, reader.dtype["decoder.final_layernorm.weight"])
-        biased = FAMILIES.get(target, FAMILIES["eurobert"]).qkv_bias == "config"
-        write_weights(aside, reader, origin.model, vocab_size, limit, output_bias=biased)
+        family = FAMILIES.get(target, FAMILIES["eurobert"])
+        zeros = output_biases(origin.model) if family.qkv_bias == "config" else {}
+        units = [
+            unit for unit in _units(reader, origin.model, vocab_size) if target != SENTENCES or unit.entry.ours != HEAD
+        ]
+        _write_weights(aside, _shards(units, limit), partial(_tensors, reader, origin.model, vocab_size), zeros)
         for file in sorted(source.iterdir()):
             shutil.copy(file, aside / file.name)
         carry_licence(origin.home / "source", aside)
@@ -96,29 +103,29 @@ class Unit:
     bytes: int
 
 
-def write_weights(
-    folder: Path, reader: CheckpointReader, model: ModelSection, vocab_size: int, limit: int, *, output_bias: bool
+def _write_weights(
+    folder: Path, shards: list[list[Unit]], read: Callable[[Unit], dict[str, Tensor]], zeros: dict[str, tuple[int, ...]]
 ) -> None:
-    """Write safetensors of at most `limit` bytes each (but for a larger tensor) and, of several, their index.
+    """Write one safetensors file for each of `shards` and, of several, their index.
 
-    `output_bias`: write the zero biases after attention that come with those on Q, K and V.
+    `zeros`: shapes of tensors that the family has and Megatron has not; they go into the last file.
     """
-    expected = shapes(model, vocab_size)
-    zeros = output_biases(model) if output_bias else {}
-    shards = _shards(_units(reader, model, vocab_size), limit)
     weight_map: dict[str, str] = {}
-    total = sum(unit.bytes for shard in shards for unit in shard)
-    with progress_bar("exporting", total) as advance:
+    total = 0
+    with progress_bar("exporting", sum(unit.bytes for shard in shards for unit in shard)) as advance:
         for number, shard in enumerate(shards, start=1):
             count = f"-{number:05}-of-{len(shards):05}" if len(shards) > 1 else ""
             name = f"model{count}.safetensors"
-            tensors = _tensors(shard, reader, model, vocab_size, advance)
-            if number == len(shards) and zeros:
+            tensors = {}
+            for unit in shard:
+                tensors |= read(unit)
+                advance(unit.bytes)
+            if number == len(shards):
                 dtype = next(iter(tensors.values())).dtype
                 tensors |= {bias: torch.zeros(shape, dtype=dtype) for bias, shape in zeros.items()}
-            _check_shapes(tensors, {**expected, **zeros})
             save_shard(tensors, folder / name)
             weight_map |= dict.fromkeys(tensors, name)
+            total += sum(tensor.nbytes for tensor in tensors.values())
             del tensors  # before the next file is read
     if len(shards) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
@@ -147,24 +154,14 @@ def _shards(units: list[Unit], limit: int) -> list[list[Unit]]:
     return shards
 
 
-def _tensors(
-    units: list[Unit],
-    reader: CheckpointReader,
-    model: ModelSection,
-    vocab_size: int,
-    advance: Callable[[int], None],
-) -> dict[str, Tensor]:
-    found = {}
-    for unit in units:
-        parts = blocks(unit.entry, unit.theirs, model, vocab_size)
-        whole = reader.read(unit.entry.ours, unit.layer)
-        if len(parts) == 1:
-            stop = parts[0].stop
-            found[unit.theirs[0]] = whole if len(whole) == stop else whole[:stop].clone()  # Megatron's padding goes
-        else:
-            found |= {name: parted(parts, name, whole) for name in unit.theirs}
-        advance(unit.bytes)
-    return found
+def _tensors(reader: CheckpointReader, model: ModelSection, vocab_size: int, unit: Unit) -> dict[str, Tensor]:
+    """The Hugging Face tensors of `unit`, in the shapes that the family's table says."""
+    parts = blocks(unit.entry, unit.theirs, model, vocab_size)
+    whole = reader.read(unit.entry.ours, unit.layer)
+    if len(parts) > 1:
+        return {name: parted(parts, name, whole) for name in unit.theirs}
+    rows = parts[0].stop
+    return {unit.theirs[0]: whole if len(whole) == rows else whole[:rows].clone()}  # Megatron's padding goes
 
 
 def _check(reader: CheckpointReader, model: ModelSection, vocab_size: int) -> None:
@@ -178,9 +175,5 @@ def _check(reader: CheckpointReader, model: ModelSection, vocab_size: int) -> No
             wanted = (model.num_layers, *shape) if entry.layered else shape
             has = list(found) if found else "not in it"
             raise UserError(f"{reader.checkpoint}: does not fit its recipe: {entry.ours} is {has}, not {list(wanted)}")
-
-
-def _check_shapes(tensors: dict[str, Tensor], expected: dict[str, tuple[int, ...]]) -> None:
-    for name, tensor in tensors.items():
-        if tuple(tensor.shape) != expected[name]:
-            raise RuntimeError(f"{name} came out as {list(tensor.shape)}, not {list(expected[name])}")
+        if reader.dtype[entry.ours] not in FLOATS.values():
+            raise UserError(f"{reader.checkpoint}: {entry.ours} is {reader.dtype[entry.ours]}, which is not exported")

@@ -45,6 +45,8 @@ def write_target(folder: Path, target: str, origin: Origin, vocabulary: Tokenize
         eos_token_id=vocabulary.eos_id,
         **more,
     )
+    if target == SENTENCES:
+        config.architectures = ["EuroBertModel"]  # its head is left out
     config.save_pretrained(folder)
     if target == SENTENCES:
         _write_modules(folder, origin)
