@@ -34,6 +34,8 @@ setup(
         "psutil>=6",  # megatron's checkpoint writer imports it
     ],
     extras_require={
+        # What transformers' GGUF reader imports; SmolLM2 comes as GGUF.
+        "gguf": ["gguf>=0.19,<0.20", "accelerate>=1.15,<2"],
         "te": ["transformer-engine[pytorch]>=2.20,<2.21"],
         "dali": ["nvidia-dali-cuda130>=2.4,<3"],
         "eval": ["datasets>=4,<5", "sentence-transformers>=5,<6", "seqeval>=1.2,<2"],

@@ -18,8 +18,8 @@ def temp_name(path: Path) -> Path:
 
 
 def commit(temp: Path, path: Path) -> None:
-    """Put `temp` (a file, or a folder of files) on disk for good and give it its name `path`."""
-    for part in [*temp.iterdir()] if temp.is_dir() else [temp]:
+    """Put `temp` (a file or a folder) on disk for good and give it its name `path`."""
+    for part in [*temp.rglob("*")] if temp.is_dir() else [temp]:
         _sync(part)
     temp.rename(path)
     _sync(path.parent)

@@ -17,7 +17,9 @@ VERBS: dict[str, tuple[str, str]] = {
     "pack": ("megatron_mlmclm.data.pack", "plan samples of whole documents, for data.packing: packed"),
     "plan": ("megatron_mlmclm.study.plan_verb", "what recipes will do: parameters, phases, tokens, FLOPs"),
     "train": ("megatron_mlmclm.launch", "train a recipe: validates it, then starts torchrun"),
-    "export-hf": ("megatron_mlmclm.convert.export", "Megatron checkpoint -> Hugging Face encoder"),
+    "import-hf": ("megatron_mlmclm.convert.importer", "Hugging Face model -> Megatron checkpoint, for any layout"),
+    "export-hf": ("megatron_mlmclm.convert.export", "Megatron checkpoint -> Hugging Face encoder or decoder"),
+    "merge": ("megatron_mlmclm.convert.merge", "average the weights of two models"),
     "fill-mask": ("megatron_mlmclm.evaluate.fill_mask", "score mask filling on held-out text against a unigram guess"),
     "report": ("megatron_mlmclm.report.verb", "curves (PNG) and a one-page HTML report of a run"),
 }

@@ -11,7 +11,9 @@ import torch
 import yaml
 
 from megatron_mlmclm.cli import dispatch
+from megatron_mlmclm.convert import import_hf
 from megatron_mlmclm.data import Tokenizer
+from tests.hf_models import LONG, MODELS, make
 
 ROOT = Path(__file__).parent.parent
 
@@ -106,6 +108,16 @@ optimizer: {{lr: 3.0e-3}}
 validation: {{interval: 6, samples: 8}}
 parallel: {{use_distributed_optimizer: false}}
 """
+# A start from a Hugging Face model that no step changes: what is compared are the weights that came in.
+STARTED = """
+name: started
+output: set-by-case
+model: {{seq_length: 32}}
+data: {{tokenizer: {tokenizer}, train: {train}}}
+batch: {{micro_batch_size: 1, global_batch_size: 1}}
+phases: [{{objective: clm, steps: 1}}]
+optimizer: {{lr: 1.0e-300}}
+"""
 TP2 = "parallel.tensor_model_parallel_size=2"
 PP2 = "parallel.pipeline_model_parallel_size=2"
 CP2 = "parallel.context_parallel_size=2"
@@ -121,6 +133,7 @@ WINDOW = (
     "phases=[{objective: clm, steps: 2}, {objective: mlm, steps: 2, mask_ratio: 0.4}]",
     "validation.interval=4",
 )
+LAYOUTS = {"tp1": "batch.global_batch_size=2", "tp2": TP2, "pp2": PP2}  # of two processes
 RECOMPUTE = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
 
 
@@ -129,7 +142,8 @@ class Worlds:
 
     def __init__(self, folder: Path, corpus) -> None:
         self.folder = folder
-        for name, text in (("layouts", RECIPE), ("five", FIVE), ("every", EVERY), ("attention", ATTENTION)):
+        texts = {"layouts": RECIPE, "five": FIVE, "every": EVERY, "attention": ATTENTION, "started": STARTED}
+        for name, text in texts.items():
             filled = text.format(tokenizer=corpus.tokenizer, train=corpus.train, valid=corpus.valid)
             (folder / f"{name}.yaml").write_text(filled)
         self.recipe = folder / "layouts.yaml"
@@ -236,6 +250,7 @@ def worlds(corpus, tmp_path_factory) -> Worlds:
     """Worlds of 1, 2 and 4 processes."""
     worlds = Worlds(tmp_path_factory.mktemp("worlds"), corpus)
     case = worlds.case
+    models = {name: make(name, worlds.folder / "models" / name, corpus.tokenizer) for name in ("llama", "smollm")}
     all_probes = ("gradients", "perturbation", "logits", "head")
     edges = (1, 5, 9, 13, 17)  # of FIVE
     phases = yaml.safe_load((worlds.folder / "five.yaml").read_text())["phases"]
@@ -310,11 +325,42 @@ def worlds(corpus, tmp_path_factory) -> Worlds:
                 for step in (2, 6, 10, 14, 18)
             ),
             case("branch-tp2-pp2", TP2, PP2, *branch("reset"), recipe="five"),
+            *(
+                case(f"{name}-tp2-pp2", f"start={{hf: {models[name]}}}", TP2, PP2, SP, recipe="started")
+                for name in models
+            ),
             case("every-dp2-pp2", PP2, "batch.global_batch_size=8", recipe="every"),
             *worlds.attention("cp4", CP4),
             *worlds.packed("tp2-pp2", TP2, PP2, SP),
             *worlds.attention("tp2-cp2-sp", TP2, CP2, SP),
             *worlds.attention("cp2-pp2", CP2, PP2, only=("documents",)),
+        ],
+    )
+    return worlds
+
+
+@pytest.fixture(scope="session")
+def started(corpus, tmp_path_factory) -> Worlds:
+    """Runs that start from each of the models in tests/hf_models.py, which lie in models/, under three layouts.
+
+    In one world: two replicas are what a single process would be.
+    """
+    worlds = Worlds(tmp_path_factory.mktemp("started"), corpus)
+    models = {name: make(name, worlds.folder / "models" / name, corpus.tokenizer) for name in MODELS}
+    imported = import_hf(models["qwen2"], worlds.folder / "imported")
+
+    def case(name: str, layout: str, start: str) -> dict:
+        length = LONG if MODELS[name][1].get("max_position_embeddings") == LONG else 32
+        phases = ["phases=[{objective: mlm, steps: 1, mask_ratio: 0.3}]"] if name == "eurobert" else []
+        extra = (start, f"model.seq_length={length}", LAYOUTS[layout.removeprefix("imported-")], *phases)
+        return worlds.case(f"{name}-{layout}", *extra, recipe="started", probes=("pipeline",))
+
+    release = f"start={{from: {imported}}}"
+    worlds.start(
+        2,
+        [
+            *(case(name, layout, f"start={{hf: {models[name]}}}") for name in MODELS for layout in LAYOUTS),
+            *(case("qwen2", f"imported-{layout}", release) for layout in ("tp2", "pp2")),
         ],
     )
     return worlds

@@ -1,27 +1,32 @@
-"""The model card of an exported encoder: what it is, how it was trained, what it measured."""
+"""The model card of an exported model: what it is, how it was trained, what it measured."""
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
+import yaml
+
+from megatron_mlmclm.convert.families import FAMILIES
+from megatron_mlmclm.convert.origin import Origin
 from megatron_mlmclm.recipe import Recipe, dump_recipe
 from megatron_mlmclm.recipe.phase import PartSection
 from megatron_mlmclm.recipe.shown import masked, turn
 from megatron_mlmclm.version import __version__
 
 CARD = """---
-library_name: transformers
-pipeline_tag: fill-mask
-tags: [masked-lm, encoder, eurobert, megatron]
----
+{header}---
 
 # {name}
 
-A bidirectional encoder in EuroBERT's architecture, pretrained with megatron_mlmclm {version} (checkpoint {checkpoint}).
-It loads with `AutoModelForMaskedLM.from_pretrained(...)`, without remote code.
+{what}
+{loading}
 
 ## Training
 
-{phases}
+{training}
+{source}"""
+RUN = """{phases}
 
 After {step:,} of {steps:,} steps: {tokens:,} tokens in sequences of {seq_length:,}.
 
@@ -34,30 +39,82 @@ After {step:,} of {steps:,} steps: {tokens:,} tokens in sequences of {seq_length
 ```yaml
 {recipe}```
 """
+SOURCE = """
+## Source
+
+The weights began as another model's, whose card is SOURCE_README.md and whose licence is carried along.
+"""
+# target -> (what the hub should call it, which of transformers' classes loads it)
+KINDS = {
+    "eurobert": ("fill-mask", "`AutoModelForMaskedLM.from_pretrained(...)`"),
+    "sentence-transformers": ("sentence-similarity", "`SentenceTransformer(...)`"),
+}
+DECODER = ("text-generation", "`AutoModelForCausalLM.from_pretrained(...)`")
 
 
-def model_card(recipe: Recipe, checkpoint: Path) -> str:
+def model_card(origin: Origin, target: str, name: str) -> str:
     """Markdown with the metadata header that the Hugging Face hub reads. Losses come from the run's metrics.jsonl."""
-    step = int(checkpoint.name.removeprefix("iter_")) if checkpoint.name.startswith("iter_") else recipe.last_step
+    tag, loader = KINDS.get(target, DECODER)
+    encoder = target in KINDS
+    family = FAMILIES.get(target, FAMILIES["eurobert"])
+    header = {
+        "library_name": target if target == "sentence-transformers" else "transformers",
+        "pipeline_tag": tag,
+        "tags": [*(["masked-lm", "encoder"] if encoder else []), family.name, "megatron"],
+        **_licence(origin.home / "source" / "README.md"),
+    }
+    direction = "causal" if origin.causal else "bidirectional"
+    return CARD.format(
+        header=yaml.safe_dump(header, sort_keys=False),
+        name=origin.recipe.name if origin.recipe else name,
+        what=f"{'An encoder' if encoder else 'A model'} in the form of {family.architecture}, its attention last"
+        f" {direction}; made with megatron_mlmclm {__version__} (checkpoint {origin.checkpoint.name}).",
+        loading=f"It loads with {loader}, without remote code.",
+        training=_run(origin) if origin.recipe else "Converted; not trained here.\n",
+        source=SOURCE if (origin.home / "source" / "README.md").is_file() else "",
+    )
+
+
+def carry_licence(source: Path, output: Path) -> None:
+    """Copy what the source of the weights says of itself and of its terms, where it is known."""
+    for path in source.glob("*"):
+        if path.name != "config.json":
+            shutil.copyfile(path, output / ("SOURCE_README.md" if path.name == "README.md" else path.name))
+
+
+def _licence(card: Path) -> dict[str, Any]:
+    """What the header of the source's card says of its licence."""
+    if not card.is_file():
+        return {}
+    _, _, rest = card.read_text(encoding="utf-8", errors="replace").partition("---\n")
+    try:
+        header = yaml.safe_load(rest.partition("\n---")[0])
+    except yaml.YAMLError:
+        return {}
+    keys = ("license", "license_name", "license_link")
+    return {key: header[key] for key in keys if isinstance(header, dict) and key in header}
+
+
+def _run(origin: Origin) -> str:
+    recipe, step = origin.recipe, origin.step
     stretch = recipe.stretch_at(step)
     samples = stretch.first_sample + (step - stretch.first_step + 1) * stretch.batch.global_batch_size
-    return CARD.format(
-        name=recipe.name,
-        version=__version__,
-        checkpoint=checkpoint.name,
+    return RUN.format(
         phases="\n".join(_phases(recipe)),
         step=step,
         steps=recipe.last_step,
         tokens=samples * recipe.model.seq_length,
         seq_length=recipe.model.seq_length,
-        losses=_losses(checkpoint.parent.parent / "metrics.jsonl", step),
+        losses=_losses(origin.home / "metrics.jsonl", step),
         recipe=dump_recipe(recipe),
     )
 
 
 def _phases(recipe: Recipe) -> list[str]:
     start = recipe.start
-    lines = [f"From step {start.step:,} of {start.checkpoint}:\n"] if start else []
+    lines = []
+    if start is not None:
+        lines = [f"From {start.hf}:\n" if start.hf else f"From step {start.step:,} of {start.checkpoint}:\n"]
     for number, stretch in enumerate(recipe.stretches, start=1):
         phase, batch = stretch.phase, stretch.batch.global_batch_size
         what = f"{number}. {phase.objective.upper()} for {stretch.steps:,} steps of {batch:,} sequences"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron_mlmclm.convert.checkpoint import find_checkpoint, read_common
+from megatron_mlmclm.convert.checkpoint import MODEL, TOKENIZER, find_checkpoint, read_common
 from megatron_mlmclm.errors import UserError, run_cleanly
 
 READ_ALREADY = "MLMCLM_TRUNK"  # environment: a launcher hands what it read to its ranks
@@ -21,13 +21,14 @@ READ_ALREADY = "MLMCLM_TRUNK"  # environment: a launcher hands what it read to i
 
 @dataclass(frozen=True)
 class Trunk:
-    """A checkpoint of another run.
+    """A checkpoint of another run, or an imported model: step 0, no recipe, no optimizer.
 
     Attributes:
         checkpoint: its folder, iter_N.
         step: optimizer steps that made it.
         sample: samples they took.
-        recipe: the run's resolved recipe, YAML.
+        recipe: the run's resolved recipe, YAML; None of an imported model.
+        model: an imported model's section of a recipe, YAML.
         origin: `tokenizer` and `data` fingerprints, `seq_length` and `packing` of the run.
         optimizer: "distributed" or "plain", the form of the optimizer state in it; None where there is none.
     """
@@ -35,9 +36,10 @@ class Trunk:
     checkpoint: str
     step: int
     sample: int
-    recipe: str
+    recipe: str | None
     origin: dict[str, Any]
     optimizer: str | None
+    model: str | None = None
 
 
 def read_trunk(path: str) -> Trunk:
@@ -60,6 +62,9 @@ def read_trunk(path: str) -> Trunk:
 
 def _describe(folder: str) -> Trunk:
     common = read_common(Path(folder))
+    if MODEL in common:
+        tokenizer = {"tokenizer": common[TOKENIZER]}
+        return Trunk(folder, step=0, sample=0, recipe=None, origin=tokenizer, optimizer=None, model=common[MODEL])
     arguments = common["args"]
     recipe, origin = getattr(arguments, "mlmclm_recipe", None), getattr(arguments, "mlmclm_origin", None)
     if recipe is None or origin is None:

@@ -66,31 +66,34 @@ def train_bpe(text_iter: Iterator[str], vocab_size: int, output: str | Path, sho
     return backend.get_vocab_size()
 
 
-def add_mask_token(folder: str | Path, output: str | Path, piece: str | None = None) -> MaskChoice:
+def add_mask_token(
+    folder: str | Path, output: str | Path, piece: str | None = None, *, optional: bool = False
+) -> MaskChoice | None:
     """Copy the tokenizer in `folder` to the new folder `output`, where a reserved piece is its mask token.
 
     Nothing is renamed and no id is added, so a model's embedding keeps its size. A tokenizer that has a mask token is
-    copied as it is. `piece`: the piece to take, by default one of the known reserved ones. Errors: UserError.
+    copied as it is. `piece`: the piece to take, by default one of the known reserved ones; where there is none and the
+    mask is `optional`, the copy has none and None is returned. Errors: UserError.
     """
     folder, output = Path(folder), Path(output)
     backend = tokenizers.Tokenizer.from_file(str(tokenizer_json(folder)))
     present = named_roles(folder).get("mask_token")
     if present is not None and piece not in (None, present):
         raise UserError(f"{folder}: its mask token is {present!r} already; leave out --piece to copy it as it is")
-    chosen = present if present is not None else _choose(folder, backend, piece)
-    number = backend.token_to_id(chosen)
-    if number is None:
+    chosen = present if present is not None else _choose(folder, backend, piece, optional=optional)
+    number = None if chosen is None else backend.token_to_id(chosen)
+    if number is None and chosen is not None:
         raise UserError(f"{folder}: mask_token is {chosen!r}, which tokenizer.json does not hold; correct its settings")
     with new_folder(output) as copy:
         for pattern in COPIED:
             for path in folder.glob(pattern):
                 shutil.copyfile(path, copy / path.name)
-        if present is None:
+        if present is None and chosen is not None:
             _declare_mask(copy, chosen, number)
-    return MaskChoice(chosen, number, present is not None)
+    return None if chosen is None else MaskChoice(chosen, number, present is not None)
 
 
-def _choose(folder: Path, backend: tokenizers.Tokenizer, piece: str | None) -> str:
+def _choose(folder: Path, backend: tokenizers.Tokenizer, piece: str | None, *, optional: bool) -> str | None:
     """The piece to use as mask: `piece` if it is free, else the first of RESERVED that is there."""
     vocab = backend.get_vocab(with_added_tokens=True)
     taken = {token: role for role, token in named_roles(folder).items()}
@@ -107,6 +110,8 @@ def _choose(folder: Path, backend: tokenizers.Tokenizer, piece: str | None) -> s
         matches = [m for m in map(re.compile(pattern).fullmatch, vocab) if m and m.string not in taken]
         if matches:
             return min(matches, key=lambda m: int(m.group(m.lastindex or 0)) if m.lastindex else 0).string
+    if optional:
+        return None
     raise UserError(f"{folder}: no piece known to be reserved; {offer}")
 
 

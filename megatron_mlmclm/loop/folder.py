@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TextIO
 
 from megatron_mlmclm.aside import os_errors, write_file
+from megatron_mlmclm.convert import keep_source
 from megatron_mlmclm.errors import UserError
 from megatron_mlmclm.loop.start import has_begun, saved_recipe
 from megatron_mlmclm.recipe import Recipe, Stretch, dump_recipe
@@ -83,8 +84,22 @@ def open_log(recipe: Recipe, rank: int) -> TextIO:
 
 
 def record_run(recipe: Recipe) -> None:
-    """Keep the resolved recipe and a copy of the tokenizer in the run folder."""
+    """Keep the resolved recipe, a copy of the tokenizer, and card and licence of a source model in the run folder."""
     run = Path(recipe.output)
     write_file(run / "recipe.yaml", dump_recipe(recipe).encode())
     with os_errors(run / "tokenizer"):
         shutil.copytree(recipe.data.tokenizer, run / "tokenizer", dirs_exist_ok=True)
+    if recipe.start is not None and not (run / "source").exists():
+        _keep_source(recipe, run / "source")
+
+
+def _keep_source(recipe: Recipe, kept: Path) -> None:
+    with os_errors(kept):
+        if recipe.start.hf is not None:
+            keep_source(Path(recipe.start.hf), kept)
+            return
+        begun_from = Path(recipe.start.checkpoint)  # a run or import folder, or a checkpoint in it
+        for folder in (begun_from, *begun_from.parents[:2]):
+            if (folder / "source").is_dir():
+                shutil.copytree(folder / "source", kept)
+                return

@@ -35,6 +35,11 @@ class Request:
     origin: dict[str, Any]
     trunk: Trunk | None
 
+    @property
+    def model_vocab_size(self) -> int:
+        """Ids that the model knows: at least the tokenizer's, which `vocabulary` has."""
+        return self.recipe.model.vocab_size or self.vocabulary.size
+
 
 def read_request(path: str, extra: Sequence[str], world_size: int | None) -> Request:
     """Load the recipe at `path` with `extra` (`key=value` overrides first, then Megatron flags) and check it all.

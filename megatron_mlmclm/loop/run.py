@@ -5,6 +5,7 @@ import contextlib
 import io
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TextIO
 
 from megatron.core.enums import ModelType
@@ -13,13 +14,14 @@ from megatron.training.argument_utils import pretrain_cfg_container_from_args
 from megatron.training.arguments import parse_and_validate_args
 
 from megatron_mlmclm.attention import te_refusal
+from megatron_mlmclm.convert import fill_weights, open_source
 from megatron_mlmclm.errors import UserError
 from megatron_mlmclm.loop.datasets import datasets_provider
 from megatron_mlmclm.loop.folder import record_run
 from megatron_mlmclm.loop.forward import ForwardStep
 from megatron_mlmclm.loop.progress import Progress
 from megatron_mlmclm.loop.request import Request
-from megatron_mlmclm.loop.start import load_flags
+from megatron_mlmclm.loop.start import has_begun, load_flags
 from megatron_mlmclm.loop.steps import Steps
 from megatron_mlmclm.loop.validation import Evaluation, collector
 from megatron_mlmclm.loop.views import pattern_of
@@ -31,18 +33,19 @@ from megatron_mlmclm.recipe import Segment, dump_recipe, megatron_flags
 
 def run(request: Request, segment: Segment, terminal: TextIO, is_last_rank: bool) -> None:
     """Train `request` to the end of `segment`, from the newest checkpoint in its run folder or from its start."""
-    recipe = request.recipe
-    freezer = Freezer()
+    recipe, freezer = request.recipe, Freezer()
     with _refusals():
         args = _megatron_arguments(request, segment)
         _check_attention(request, args)
         config = model_config(
             args,
-            vocab_size=request.vocabulary.size,
+            vocab_size=request.model_vocab_size,
             padded_vocab_size=recipe.model.padded_vocab_size,
             init_std=recipe.model.init_method_std,
             pattern=pattern_of(recipe, "bidirectional"),  # each phase sets its own
             finalize_model_grads=freezer.finalize,
+            rope_scaling=recipe.model.rope_scaling,
+            weights=_weights(request),
         )
     args.mlmclm_recipe = dump_recipe(recipe)  # Megatron saves its arguments in every checkpoint
     args.mlmclm_origin = request.origin
@@ -51,7 +54,7 @@ def run(request: Request, segment: Segment, terminal: TextIO, is_last_rank: bool
         if segment.first_step == recipe.first_step:
             print(args.mlmclm_recipe, *_padding(request), sep="\n", file=terminal, flush=True)
     progress = Progress(recipe, terminal) if is_last_rank else None
-    forward_step = ForwardStep(request.views, len(request.timeline.views), request.vocabulary.size)
+    forward_step = ForwardStep(request.views, len(request.timeline.views), request.model_vocab_size)
     steps = Steps(request, forward_step, freezer, progress)
     wrap_train_step(steps.start, steps.end)
     pretrain(
@@ -71,10 +74,19 @@ def _padding(request: Request) -> list[str]:
     return [f"{path}: {stream.padding:.2%} of positions are padding\n" for path, stream in streams if stream.padding]
 
 
+def _weights(request: Request) -> Callable[[list], list] | None:
+    """What fills the model where the run starts from a Hugging Face folder and has no checkpoint of its own yet."""
+    recipe = request.recipe
+    if recipe.start is None or recipe.start.hf is None or has_begun(recipe):
+        return None
+    source = open_source(recipe.start.hf)
+    return partial(fill_weights, source=source, model=recipe.model, vocab_size=request.model_vocab_size)
+
+
 def _megatron_arguments(request: Request, segment: Segment) -> argparse.Namespace:
     """The recipe's flags and then the user's, through Megatron's own parser."""
     layers = transformer_implementation()
-    flags = megatron_flags(request.recipe, segment, vocab_size=request.vocabulary.size, platform=layers)
+    flags = megatron_flags(request.recipe, segment, vocab_size=request.model_vocab_size, platform=layers)
     sys.argv = [sys.argv[0], *flags, *load_flags(request.recipe, request.trunk), *request.flags]
     return parse_and_validate_args()
 

@@ -1,4 +1,4 @@
-"""Branching: a run that begins at another run's checkpoint and goes on with its steps, samples and data."""
+"""Where a run begins: at another run's checkpoint, whose steps, samples and data it goes on with, or at a model."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,10 +6,11 @@ from typing import Any
 
 import yaml
 
-from megatron_mlmclm.convert import Trunk, read_trunk
+from megatron_mlmclm.convert import Trunk, check_source, open_source, read_trunk
 from megatron_mlmclm.data import Stream, Tokenizer
 from megatron_mlmclm.errors import UserError
 from megatron_mlmclm.recipe import Recipe, parse_recipe, place_after
+from megatron_mlmclm.recipe.schema import ModelSection
 
 LATEST = "latest_checkpointed_iteration.txt"
 OPTIMIZERS = {True: "distributed", False: "plain"}
@@ -43,9 +44,15 @@ def find_start(recipe: Recipe) -> tuple[Recipe, Trunk | None]:
         return recipe, None
     if has_begun(recipe) and (before := saved_recipe(recipe).start) is not None:
         return _starting_at(recipe, before.step, before.sample, before.place), None
+    if recipe.start.hf is not None:
+        check_source(open_source(recipe.start.hf), recipe.model, recipe.model.vocab_size)
+        return recipe, None
     trunk = read_trunk(recipe.start.checkpoint)
+    if trunk.recipe is None:
+        _check_model(ModelSection.model_validate(yaml.safe_load(trunk.model)), recipe)
+        return recipe, trunk
     theirs = parse_recipe(yaml.safe_load(trunk.recipe), f"{trunk.checkpoint} (saved recipe)")
-    _check_model(theirs, recipe)
+    _check_model(theirs.model, recipe)
     _check_optimizer(trunk, recipe)
     if recipe.start.data == "continue" and theirs.seed != recipe.seed:
         raise UserError(
@@ -58,12 +65,16 @@ def find_start(recipe: Recipe) -> tuple[Recipe, Trunk | None]:
 def check_origin(trunk: Trunk, recipe: Recipe, found: dict[str, Any]) -> None:
     """Refuse a branch whose tokenizer, data, sequence length or packing is not its trunk's, unless allowed.
 
+    An imported model has a tokenizer alone.
+
     Raises:
         UserError: names both values and the flag.
     """
+    whole = trunk.recipe is not None
     for what, ours in found.items():
-        theirs = trunk.origin.get(what, "cut")  # a trunk that says no packing is older than the choice
-        if what == "data" and recipe.start.data == "restart":
+        # A trunk that says no packing is older than the choice.
+        theirs = trunk.origin.get(what, "cut" if what == "packing" and whole else None)
+        if theirs is None or (what == "data" and recipe.start.data == "restart"):
             continue
         if theirs != ours and what not in recipe.start.allow:
             raise UserError(
@@ -87,6 +98,8 @@ def load_flags(recipe: Recipe, trunk: Trunk | None) -> Sequence[str]:
     """Where Megatron loads from: the run's own checkpoints, or the trunk's."""
     if trunk is None:
         return ["--load", str(Path(recipe.output) / "checkpoints")]
+    if trunk.recipe is None:  # Megatron takes the weights alone from what it calls a release, and counts from 0
+        return ["--load", str(Path(trunk.checkpoint).parent)]
     flags = ["--load", str(Path(trunk.checkpoint).parent), "--ckpt-step", str(trunk.step)]
     loads = trunk.optimizer == OPTIMIZERS[recipe.parallel.use_distributed_optimizer]
     return flags if loads else [*flags, "--no-load-optim"]
@@ -97,11 +110,11 @@ def _starting_at(recipe: Recipe, step: int, sample: int, place: int) -> Recipe:
     return recipe.model_copy(update={"start": start})
 
 
-def _check_model(theirs: Recipe, ours: Recipe) -> None:
+def _check_model(theirs: ModelSection, ours: Recipe) -> None:
     """`seq_length` is `check_origin`'s; how weights were drawn, and how many rows pad the vocabulary, may differ."""
-    for key, value in theirs.model.model_dump(exclude={"seq_length", "init_method_std", "padded_vocab_size"}).items():
-        if getattr(ours.model, key) != value:
-            raise UserError(f"start.from: model.{key} is {value} there, {getattr(ours.model, key)} in the recipe")
+    for key, value in theirs.model_dump(exclude={"seq_length", "init_method_std", "padded_vocab_size"}).items():
+        if (own := getattr(ours.model, key)) != getattr(theirs, key):
+            raise UserError(f"start.from: model.{key} is {value} there, {own} in the recipe")
 
 
 def _check_optimizer(trunk: Trunk, recipe: Recipe) -> None:

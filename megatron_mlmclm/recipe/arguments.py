@@ -38,6 +38,11 @@ RATE_FLAGS_OF_MEGATRON = (
     *("--lr-decay-iters", "--lr-decay-samples", "--lr-wsd-decay-iters", "--lr-wsd-decay-samples"),
     *("--lr-wsd-decay-style", "--decoupled-lr", "--decoupled-min-lr"),
 )
+# What a model has is the recipe's to say, and how its rotary frequencies are scaled ours to do (`model/rope.py`).
+MODEL_FLAGS_OF_MEGATRON = (
+    *("--add-qkv-bias", "--qk-layernorm", "--untie-embeddings-and-output-weights"),
+    *("--use-rope-scaling", "--rope-scaling-factor", "--rotary-seq-len-interpolation-factor", "--rotary-percent"),
+)
 
 
 def megatron_flags(recipe: Recipe, segment: Segment, *, vocab_size: int, platform: str) -> list[str]:
@@ -51,7 +56,7 @@ def megatron_flags(recipe: Recipe, segment: Segment, *, vocab_size: int, platfor
 def owned_flags(recipe: Recipe) -> set[str]:
     """Flags that the recipe alone may set: they decide what the samples, phases and weights are."""
     flags = [*_model(recipe, 0), *_batch(recipe, recipe.segment_after(0)), *_optimizer(recipe), *_layout(recipe)]
-    flags += [*RATE_FLAGS_OF_MEGATRON, "--eval-iters", "--dataloader-type"]
+    flags += [*RATE_FLAGS_OF_MEGATRON, *MODEL_FLAGS_OF_MEGATRON, "--eval-iters", "--dataloader-type"]
     return {flag for flag in flags if isinstance(flag, str) and flag.startswith("--")}
 
 
@@ -77,6 +82,10 @@ def _model(recipe: Recipe, vocab_size: int) -> list:
         flags += [*("--window-size", f"({left},{right})"), *("--window-attn-skip-freq", layers)]
     if not model.tie_embeddings:
         flags.append("--untie-embeddings-and-output-weights")
+    if model.add_qkv_bias:
+        flags.append("--add-qkv-bias")
+    if model.qk_layernorm:
+        flags.append("--qk-layernorm")
     return flags
 
 

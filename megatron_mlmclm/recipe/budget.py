@@ -49,6 +49,7 @@ def parameters(model: ModelSection, rows: int) -> Parameters:
     hidden, queries = model.hidden_size, model.num_attention_heads * model.head_dim
     keys = model.kv_heads * model.head_dim
     layer = hidden * (2 * queries + 2 * keys) + 3 * hidden * model.ffn_hidden_size + 2 * hidden
+    layer += model.add_qkv_bias * (queries + 2 * keys) + model.qk_layernorm * 2 * model.head_dim
     embedding = rows * hidden
     return Parameters(model.num_layers * layer + hidden, embedding, 0 if model.tie_embeddings else embedding)
 

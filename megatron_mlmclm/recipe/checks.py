@@ -11,8 +11,8 @@ def check_recipe(recipe: Recipe, world_size: int | None, vocab_size: int) -> Non
     Raises:
         UserError: one line with the keys and both numbers.
     """
-    _check_model(recipe)
-    _check_layout(recipe, vocab_size)
+    _check_model(recipe, vocab_size)
+    _check_layout(recipe, recipe.model.vocab_size or vocab_size)
     _check_schedule(recipe)
     for stretch in recipe.stretches:
         _check_phase(recipe, stretch)
@@ -43,8 +43,13 @@ def _divides(divisor: int, number: int, what: str, by: str) -> None:
         raise UserError(f"{what} ({number}) is not divisible by {by} ({divisor})")
 
 
-def _check_model(recipe: Recipe) -> None:
+def _check_model(recipe: Recipe, vocab_size: int) -> None:
     model = recipe.model
+    if model.vocab_size is not None and model.vocab_size < vocab_size:
+        raise UserError(
+            f"model.vocab_size ({model.vocab_size}) is below the {vocab_size} ids of {recipe.data.tokenizer}: name the"
+            " model's own tokenizer"
+        )
     if model.kv_channels is None:
         _divides(model.num_attention_heads, model.hidden_size, "model.hidden_size", "model.num_attention_heads")
     _divides(model.kv_heads, model.num_attention_heads, "model.num_attention_heads", "model.num_query_groups")
@@ -95,7 +100,7 @@ def _check_layout(recipe: Recipe, vocab_size: int) -> None:
     if model.padded_vocab_size is not None:
         if model.padded_vocab_size < vocab_size:
             raise UserError(
-                f"model.padded_vocab_size ({model.padded_vocab_size}) is below the tokenizer's {vocab_size}"
+                f"model.padded_vocab_size ({model.padded_vocab_size}) is below the vocabulary's {vocab_size}"
             )
         _divides(tp, model.padded_vocab_size, "model.padded_vocab_size", key)
 

@@ -18,13 +18,42 @@ PRESETS = Path(__file__).parent / "presets"
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read the YAML file (or preset) at `path`, apply `a.b.0.c=value` overrides (values are YAML), and validate.
 
+    Of a run that starts from a Hugging Face folder, or from one imported, `model` is filled in from there.
+
     Raises:
         UserError: the file is missing or no mapping, a key is unknown (the nearest known key is named), a value is off.
     """
     values = _read(find_recipe(path))
     for override in overrides:
         _apply(values, override)
+    source = _source(values.get("start"))
+    if source is not None:
+        values["model"] = _model_of(source, values.get("model") or {})
     return parse_recipe(values, str(path))
+
+
+def _source(start: Any) -> str | None:
+    """Where the config of the Hugging Face model lies that a run starts from, imported or not."""
+    if not isinstance(start, dict):
+        return None
+    if isinstance(start.get("hf"), str):
+        return start["hf"]
+    imported = Path(str(start.get("from"))) / "source"
+    return str(imported) if (imported / "config.json").is_file() else None
+
+
+def _model_of(folder: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The recipe's `model` with what the Hugging Face model in `folder` has."""
+    from megatron_mlmclm.convert import model_values  # brings transformers, which most recipes do not need
+
+    theirs = model_values(folder)
+    longest = theirs.pop("seq_length")
+    for key, value in theirs.items():
+        if key != "init_method_std" and _number_or_same(given.get(key, value)) != value:
+            raise UserError(f"start: model.{key} is {value} in {folder}, {given[key]} in the recipe")
+    if isinstance(length := given.get("seq_length"), int) and length > longest:
+        raise UserError(f"model.seq_length is {length}, the model in {folder} takes at most {longest}")
+    return {**theirs, **given}
 
 
 def find_recipe(path: str | Path) -> Path:

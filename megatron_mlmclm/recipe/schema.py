@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from megatron_mlmclm.errors import UserError
 from megatron_mlmclm.recipe.phase import (
@@ -24,8 +24,32 @@ from megatron_mlmclm.recipe.phase import (
 Window = tuple[Annotated[int, Field(ge=-1)], Annotated[int, Field(ge=-1)]]
 
 
+class RopeScalingSection(Section):
+    """How rotary frequencies are stretched for longer contexts; names and meanings are Hugging Face's."""
+
+    rope_type: Literal["linear", "llama3"]
+    factor: Annotated[float, Field(gt=0)]
+    low_freq_factor: Annotated[float, Field(gt=0)] | None = None  # llama3: wavelengths above original / low are divided
+    high_freq_factor: Annotated[float, Field(gt=0)] | None = None  # llama3: those below original / high are kept
+    original_max_position_embeddings: Positive | None = None
+
+    @model_validator(mode="after")
+    def _settings_of_the_type(self) -> "RopeScalingSection":
+        own = (self.low_freq_factor, self.high_freq_factor, self.original_max_position_embeddings)
+        if any((value is None) == (self.rope_type == "llama3") for value in own):
+            raise ValueError(
+                "low_freq_factor, high_freq_factor and original_max_position_embeddings go with rope_type: llama3, all"
+            )
+        if self.rope_type == "llama3" and self.low_freq_factor >= self.high_freq_factor:
+            raise ValueError(f"low_freq_factor {self.low_freq_factor} must be below high_freq_factor")
+        return self
+
+
 class ModelSection(Section):
-    """The Transformer: pre-norm RMSNorm, SwiGLU, RoPE, no biases, no dropout (paper, appendix table 1)."""
+    """The Transformer: pre-norm RMSNorm, SwiGLU, RoPE, no dropout (paper, appendix table 1).
+
+    Of a run that starts from a Hugging Face folder, all but seq_length and padded_vocab_size is read from there.
+    """
 
     num_layers: Positive
     hidden_size: Positive
@@ -37,9 +61,13 @@ class ModelSection(Section):
     window_size: Window | None = None  # [left, right] neighbours that are seen, -1: no bound; a number is both
     global_attn_every_n_layers: Positive | None = None  # with a window: the first and every n-th from it see all
     rotary_base: Positive = 10_000
+    rope_scaling: RopeScalingSection | None = None
     layernorm_epsilon: Annotated[float, Field(gt=0)] = 1e-5
     init_method_std: Annotated[float, Field(gt=0)] = 0.02
     tie_embeddings: bool = False
+    add_qkv_bias: bool = False  # as Qwen2 has
+    qk_layernorm: bool = False  # on each head's queries and keys, as Qwen3 has
+    vocab_size: Positive | None = None  # ids that the model knows; None: as many as the tokenizer
     padded_vocab_size: Positive | None = None  # rows of the embedding; None: the tokenizer's, to a multiple of 128 * tp
 
     @field_validator("window_size", mode="before")
@@ -114,18 +142,30 @@ class ValidationSection(Section):
 
 
 class StartSection(Section):
-    """Where a run begins other than from nothing: another run's checkpoint, whose steps and samples it counts on.
+    """Where a run begins other than from nothing: a Hugging Face model, or a checkpoint, whose steps it counts on.
 
     `step`, `sample` and `place` are what the checkpoint says, filled in when it is read: finished steps, samples seen,
-    and the place in the data to go on from.
+    and the place in the data to go on from. All are 0 for a Hugging Face model, imported or not.
     """
 
-    checkpoint: str = Field(alias="from")  # run folder, checkpoints folder or iter_N folder
+    checkpoint: str | None = Field(default=None, alias="from")  # run folder, checkpoints folder or iter_N folder
+    hf: str | None = None  # folder with config.json and safetensors: its weights, step 0, a fresh optimizer
     data: Literal["continue", "restart"] = "continue"
     allow: list[Literal["tokenizer", "data", "seq_length", "packing"]] = []  # what may differ from the checkpoint's run
     step: NonNegative = 0
     sample: NonNegative = 0
     place: NonNegative = 0
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "StartSection":
+        if (self.checkpoint is None) == (self.hf is None):
+            raise ValueError("give either from (a checkpoint) or hf (a Hugging Face folder)")
+        return self
+
+    @property
+    def source(self) -> str:
+        """The checkpoint or folder."""
+        return self.checkpoint or self.hf
 
 
 class ComputeSection(Section):

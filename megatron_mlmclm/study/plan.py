@@ -91,11 +91,13 @@ def _rates(recipe: Recipe, stretch: Stretch) -> tuple[float, float, float]:
 
 
 def vocabulary_rows(recipe: Recipe) -> int:
-    """Rows that count: the tokenizer's, or the padded size where no tokenizer is at hand.
+    """Rows that count: the model's or the tokenizer's, or the padded size where neither is at hand.
 
     Raises:
         UserError: neither is known.
     """
+    if recipe.model.vocab_size is not None:
+        return recipe.model.vocab_size
     if Path(recipe.data.tokenizer).is_dir():
         return Tokenizer.load(recipe.data.tokenizer).vocab_size
     if recipe.model.padded_vocab_size is not None:

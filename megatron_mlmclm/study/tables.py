@@ -82,7 +82,8 @@ def _notes(each: Plan) -> list[str]:
         f" {each.tokens_per_step:,} tokens a step"
     ]
     if recipe.start:
-        notes.append(f"starts from {recipe.start.checkpoint}, data: {recipe.start.data}; steps count from there")
+        counts = "" if recipe.start.hf else f", data: {recipe.start.data}; steps count from there"
+        notes.append(f"starts from {recipe.start.source}{counts}")
     if each.filled:
         notes.append(f"as many {recipe.compute.equal} as {recipe.compute.to}")
     for phase in each.phases:

@@ -4,6 +4,7 @@ import torch
 
 CHANGED_POSITION = 20
 LAST_STEP = 20
+LAST_POSITIONS = 16  # of a sequence, where a conversion's logits are compared
 VOCAB_SIZE = 1003  # no multiple of 128: Megatron pads it, to a size that depends on the layout
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from megatron.core import num_microbatches_calculator, parallel_state, rerun_state_machine
+from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import unwrap_model
 from megatron.training import get_args, global_vars, training
 
@@ -17,7 +18,14 @@ from megatron_mlmclm.loop.forward import ForwardStep
 from megatron_mlmclm.model import masked_loss, predicted_logits, select_rows
 from megatron_mlmclm.model.init import sharded_tensors
 from tests.parallel import attention_probe
-from tests.parallel.fixed import CHANGED_POSITION, LAST_STEP, VOCAB_SIZE, documents_of, fixed_sequences
+from tests.parallel.fixed import (
+    CHANGED_POSITION,
+    LAST_POSITIONS,
+    LAST_STEP,
+    VOCAB_SIZE,
+    documents_of,
+    fixed_sequences,
+)
 
 
 @contextlib.contextmanager
@@ -44,6 +52,8 @@ def installed(names: list[str], steps: list[int], request, rank: int) -> Iterato
         _after_each_step(lambda step, chunk: _save_first_moved(step, chunk, request.recipe, folder, rank))
     if "logits" in names:
         _after_each_step(lambda step, chunk: _save_logits(step, chunk, request.recipe, folder, rank))
+    if "pipeline" in names:
+        _after_each_step(lambda step, chunks: _save_pipeline_logits(chunks, request.recipe, folder, rank), whole=True)
     if "head" in names:
         _after_each_step(lambda step, chunk: _save_head_errors(step, chunk, folder, rank))
     try:
@@ -134,15 +144,15 @@ def _gradients_as_shards(chunk) -> list[tuple]:
             p.data = weights[name]
 
 
-def _after_each_step(look) -> None:
-    """Call `look(step, model chunk)` after each training step."""
+def _after_each_step(look, whole: bool = False) -> None:
+    """Call `look(step, model chunk)` after each training step; with `whole`, all of this rank's chunks."""
     inner = training.train_step
 
     def train_step(forward_step_func, data_iterator, model, *rest, iteration, **kwargs):
         result = inner(forward_step_func, data_iterator, model, *rest, iteration=iteration, **kwargs)
         model[0].eval()
         with torch.no_grad():
-            look(iteration + 1, model[0])
+            look(iteration + 1, model if whole else model[0])
         model[0].train()
         return result
 
@@ -177,6 +187,38 @@ def _save_logits(step: int, chunk, recipe, folder: Path, rank: int) -> None:
     logits = torch.cat(_gathered(chunk(sequences, positions, None, output_processor=all_logits)), dim=-1)
     if rank == 0:
         torch.save(logits.reshape(sequences.shape[1], 2, -1).transpose(0, 1), folder / "logits.pt")
+
+
+def _save_pipeline_logits(chunks, recipe, folder: Path, rank: int) -> None:
+    """Saves the logits at the last positions of the fixed sequences, [b, LAST_POSITIONS, padded vocabulary].
+
+    Through the whole pipeline, by Megatron's own schedule.
+    """
+    batch, length = recipe.batch.micro_batch_size, recipe.model.seq_length
+    sequences = fixed_sequences(length)[:batch]
+    positions = torch.arange(length).expand_as(sequences)
+    rows = torch.arange((length - LAST_POSITIONS) * batch, length * batch)  # position by position
+
+    def last_logits(hidden_states, output_layer, output_weight, **_):
+        return predicted_logits(hidden_states, output_layer, output_weight, rows)
+
+    def step(_, model):
+        return model(sequences, positions, None, output_processor=last_logits), lambda out, non_loss_data: out
+
+    found = get_forward_backward_func()(
+        forward_step_func=step,
+        data_iterator=[None] * len(chunks),
+        model=chunks,
+        num_microbatches=1,
+        seq_length=length,
+        micro_batch_size=batch,
+        forward_only=True,
+        collect_non_loss_data=True,
+    )
+    if parallel_state.is_pipeline_last_stage():
+        logits = torch.cat(_gathered(found[0]), dim=-1).reshape(LAST_POSITIONS, batch, -1).transpose(0, 1)
+        if parallel_state.get_tensor_model_parallel_rank() == 0:
+            torch.save(logits.clone(), folder / "logits.pt")
 
 
 def _save_head_errors(step: int, chunk, folder: Path, rank: int) -> None:

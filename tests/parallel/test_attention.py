@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from megatron_mlmclm.convert.llama_shape import to_hugging_face
 from transformers import EuroBertForMaskedLM
 
-from megatron_mlmclm.convert.llama_shape import to_hugging_face
 from megatron_mlmclm.loop.datasets import train_dataset
 from megatron_mlmclm.loop.request import read_request
 from tests.attention import dense

@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from megatron_mlmclm.convert.checkpoint import read_weights
-from megatron_mlmclm.convert.llama_shape import to_hugging_face
+from megatron_mlmclm.convert.mapping import to_hugging_face
 from megatron_mlmclm.loop.datasets import train_dataset, validation_dataset
 from megatron_mlmclm.loop.request import read_request
 
