@@ -70,10 +70,8 @@ def check_origin(trunk: Trunk, recipe: Recipe, found: dict[str, Any]) -> None:
     Raises:
         UserError: names both values and the flag.
     """
-    whole = trunk.recipe is not None
     for what, ours in found.items():
-        # A trunk that says no packing is older than the choice.
-        theirs = trunk.origin.get(what, "cut" if what == "packing" and whole else None)
+        theirs = trunk.origin.get(what)
         if theirs is None or (what == "data" and recipe.start.data == "restart"):
             continue
         if theirs != ours and what not in recipe.start.allow:

@@ -136,7 +136,7 @@ def test_packed_runs_read_samples_by_their_plans(request_for, corpus, tmp_path):
 
 def test_a_trunk_of_another_packing_is_no_trunk_unless_allowed(request_for):
     request = request_for("data.packing=documents", "seed=1234")
-    old = {name: value for name, value in request.origin.items() if name != "packing"}
+    old = {**request.origin, "packing": "cut"}
     trunk = Trunk("runs/a/iter_5", 5, 20, "", old, None)
     start = request.recipe.model_copy(update={"start": StartSection(checkpoint="runs/a")})
     with pytest.raises(UserError, match="packing was cut, the recipe has documents.*--allow packing"):
