@@ -176,6 +176,7 @@ RECIPES = {
 FLAGS = {
     "a flag that is the recipe's": (["--lr", "3"], "optimizer.lr=..."),
     "a flag without a key of its name": (["--train-iters=3"], "--train-iters is the recipe's"),
+    "CUDA graphs and two patterns": (["--cuda-graph-impl", "local"], "need causal and bidirectional"),
 }
 
 

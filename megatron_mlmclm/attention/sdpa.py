@@ -1,6 +1,7 @@
 """Core attention on `torch.nn.functional.scaled_dot_product_attention`, for CPUs and for GPUs without TE."""
 
 import contextlib
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -147,7 +148,8 @@ def attend_tiles(
             for place in places:
                 outputs[place] = torch.zeros_like(queries[place])
             continue
-        q, k, v = (joined([each[place] for place in places], dim=0) for each in (queries, keys, values))
+        q = joined([queries[place] for place in places], dim=0)
+        k, v = (joined([each(place) for place in places], dim=0) for each in (keys, values))
         mask = band(n_queries, n_keys, offset, bounds, q.dtype, q.device) if rule == "band" else None
         out = scaled_dot_product_attention(
             q,
@@ -164,12 +166,13 @@ def attend_tiles(
     return joined(outputs, dim=2)
 
 
-def stretches(tensor: Tensor, bounds: tuple[Stretch, ...]) -> tuple[Tensor, ...]:
-    """Stretches of `tensor` [b, heads, s, d] along s; they may overlap."""
+def stretches(tensor: Tensor, bounds: tuple[Stretch, ...]) -> Callable[[int], Tensor]:
+    """Stretches of `tensor` [b, heads, s, d] along s, by their place in `bounds`; they may overlap."""
     if len(bounds) == 1 or sum(end - start for start, end in bounds) > 4 * tensor.shape[2]:
-        # Each may be most of the sequence: all their gradients at once would not be linear in s.
-        return tuple(tensor[:, :, start:end] for start, end in bounds)
-    return _Stretches.apply(tensor, bounds)
+        # Each may be most of the sequence: all their gradients at once would not be linear in s. Cut when asked for,
+        # so that backward, which goes the other way, is done with one before it comes to the next.
+        return lambda place: tensor[:, :, slice(*bounds[place])]
+    return _Stretches.apply(tensor, bounds).__getitem__
 
 
 class _Stretches(torch.autograd.Function):

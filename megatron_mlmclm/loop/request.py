@@ -51,7 +51,7 @@ def read_request(path: str, extra: Sequence[str], world_size: int | None) -> Req
     recipe = load_recipe(path, overrides)
     tokenizer = Tokenizer.load(recipe.data.tokenizer)
     recipe = settled(recipe, tokenizer.vocab_size)
-    _check_flags(flags, recipe)
+    check_flags(flags, recipe)
     recipe, trunk = find_start(recipe)
     check_recipe(recipe, world_size, tokenizer.vocab_size)
     vocabulary = _vocabulary(tokenizer, recipe)
@@ -87,7 +87,7 @@ def _split(extra: Sequence[str]) -> tuple[list[str], list[str]]:
     return overrides, rest[first_flag:]
 
 
-def _check_flags(flags: Sequence[str], recipe: Recipe) -> None:
+def check_flags(flags: Sequence[str], recipe: Recipe) -> None:
     """A Megatron flag that goes against the recipe would change the run behind its back."""
     owned = owned_flags(recipe)
     unfit = _unfit_for_graphs(recipe)

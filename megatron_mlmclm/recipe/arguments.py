@@ -49,6 +49,8 @@ def megatron_flags(recipe: Recipe, segment: Segment, *, vocab_size: int, platfor
     """The flags of a run up to the end of `segment`. `platform` is "cpu", "cuda" (no Transformer Engine) or "te"."""
     flags = [*_model(recipe, vocab_size), *_batch(recipe, segment), *_optimizer(recipe), *_layout(recipe)]
     flags += _files(recipe, segment)
+    if platform == "te" and recipe.model.window_size is not None and recipe.parallel.context_parallel_size > 1:
+        flags += ["--cp-comm-type", "all_gather"]  # TE's default, p2p, knows no windows
     flags += {"cpu": CPU_FLAGS, "cuda": LOCAL_GPU_FLAGS, "te": ["--transformer-impl", "transformer_engine"]}[platform]
     return [str(flag) for flag in flags]
 
@@ -57,6 +59,7 @@ def owned_flags(recipe: Recipe) -> set[str]:
     """Flags that the recipe alone may set: they decide what the samples, phases and weights are."""
     flags = [*_model(recipe, 0), *_batch(recipe, recipe.segment_after(0)), *_optimizer(recipe), *_layout(recipe)]
     flags += [*RATE_FLAGS_OF_MEGATRON, *MODEL_FLAGS_OF_MEGATRON, "--eval-iters", "--dataloader-type"]
+    flags += ["--window-size", "--window-attn-skip-freq"]
     return {flag for flag in flags if isinstance(flag, str) and flag.startswith("--")}
 
 
@@ -117,11 +120,8 @@ def _layout(recipe: Recipe) -> list:
     flags = [
         *("--tensor-model-parallel-size", parallel.tensor_model_parallel_size),
         *("--pipeline-model-parallel-size", parallel.pipeline_model_parallel_size),
+        *("--context-parallel-size", parallel.context_parallel_size),
     ]
-    if parallel.context_parallel_size > 1:
-        flags += ["--context-parallel-size", parallel.context_parallel_size]
-        if recipe.model.window_size is not None:
-            flags += ["--cp-comm-type", "all_gather"]  # of TE's ways one of two that know windows; ours gathers anyway
     if parallel.num_virtual_stages_per_pipeline_rank:
         flags += ["--num-virtual-stages-per-pipeline-rank", parallel.num_virtual_stages_per_pipeline_rank]
     if parallel.sequence_parallel:

@@ -94,9 +94,8 @@ def _check_layout(recipe: Recipe, vocab_size: int) -> None:
     if parallel.sequence_parallel:
         if tp < 2:
             raise UserError(f"parallel.sequence_parallel needs {key} of 2 or more, it is {tp}")
-        _divides(
-            tp, model.seq_length // cp, "model.seq_length / context_parallel_size", f"{key} under sequence_parallel"
-        )
+        share = "model.seq_length" if cp == 1 else "model.seq_length / parallel.context_parallel_size"
+        _divides(tp, model.seq_length // cp, share, f"{key} under sequence_parallel")
     if model.padded_vocab_size is not None:
         if model.padded_vocab_size < vocab_size:
             raise UserError(

@@ -14,10 +14,14 @@ def fixed_sequences(seq_length: int) -> torch.Tensor:
 
 
 def documents_of(inputs: torch.Tensor) -> torch.Tensor:
-    """Documents for inputs [b, S]: one begins at each multiple of 7, and every other sequence is padded by a fifth."""
+    """Documents for inputs [b, S]: one begins at each multiple of 7.
+
+    Every other sequence is padded by a fifth, and every eighth has three tokens: some ranks then have padding alone.
+    """
     number = (inputs % 7 == 0).long()
     number[:, 0] = 0
     number = number.cumsum(1)
     padded = inputs[:, 1] % 2 == 0
     number[padded, -(inputs.shape[1] // 5) :] = -1
+    number[inputs[:, 1] % 8 == 0, 3:] = -1
     return number

@@ -4,7 +4,15 @@ import pytest
 import yaml
 
 from megatron_mlmclm.errors import UserError
-from megatron_mlmclm.recipe import check_platform, check_recipe, dump_recipe, load_recipe, megatron_flags, parse_recipe
+from megatron_mlmclm.recipe import (
+    check_platform,
+    check_recipe,
+    dump_recipe,
+    load_recipe,
+    megatron_flags,
+    owned_flags,
+    parse_recipe,
+)
 
 VALUES = {
     "name": "small",
@@ -124,6 +132,18 @@ def test_a_file_that_is_no_recipe_is_named(tmp_path):
         ({"optimizer.warmup_steps": 8, "optimizer.decay_steps": 3}, 1, ("8", "3", "10")),
         ({"optimizer.min_lr": 1.0}, 1, ("1.0", "0.001")),
         ({"model.kv_channels": 7}, 1, ("7",)),
+        ({"parallel.context_parallel_size": 3}, 3, ("seq_length (32)", "2 * parallel.context_parallel_size (6)")),
+        ({"parallel.context_parallel_size": 2}, 3, ("number of processes (3)", "(2)")),
+        (
+            {
+                "parallel.context_parallel_size": 16,
+                "parallel.tensor_model_parallel_size": 4,
+                "parallel.sequence_parallel": True,
+            },
+            64,
+            ("model.seq_length / parallel.context_parallel_size (2)", "(4)"),
+        ),
+        ({"model.global_attn_every_n_layers": 3}, 1, ("(3)", "model.window_size")),
     ],
 )
 def test_impossible_combinations_name_both_numbers(changes, world, numbers):
@@ -168,6 +188,32 @@ def test_a_distributed_optimizer_that_could_not_be_resumed_is_refused(file):
     with pytest.raises(UserError, match="use_distributed_optimizer=false"):
         check_platform(recipe, "cuda", has_apex=False)
     check_platform(load_recipe(file, ["parallel.use_distributed_optimizer=false"]), "cuda", has_apex=False)
+
+
+def test_a_window_is_flags_and_a_prefix_refuses_it(file):
+    """ModernBERT's rule: of the layers counted from 0, those divisible by n see all."""
+    recipe = load_recipe(file, ["model.window_size=[-1, 5]", "model.global_attn_every_n_layers=3"])
+    flags = megatron_flags(recipe, recipe.segment_after(0), vocab_size=1000, platform="cpu")
+    pairs = dict(zip(flags, flags[1:], strict=False))
+    assert (pairs["--window-size"], pairs["--window-attn-skip-freq"]) == ("(-1,5)", "[0,1,1,0]")
+    assert {"--window-size", "--context-parallel-size"} <= owned_flags(load_recipe(file))
+    assert load_recipe(file, ["model.window_size=64"]).model.window_size == (64, 64)
+    prefix = ["model.window_size=64", "phases.0.attention=prefix", "phases.0.prefix=[0.2, 0.8]"]
+    with pytest.raises(UserError, match=r"phases.0: attention: prefix does not go with model.window_size \[64, 64\]"):
+        check_recipe(load_recipe(file, prefix), 1, vocab_size=1000)
+
+
+@pytest.mark.parametrize("value", [[1], [1, 2, 3], -2, [3, -2], "wide"])
+def test_a_window_is_two_widths(value):
+    with pytest.raises(UserError, match="model.window_size"):
+        parse_recipe(changed("model.window_size", value), "r.yaml")
+
+
+def test_transformer_engine_gathers_for_windows_under_context_parallelism(file):
+    recipe = load_recipe(file, ["model.window_size=64", "parallel.context_parallel_size=2"])
+    for platform, gathers in (("te", True), ("cpu", False)):
+        flags = megatron_flags(recipe, recipe.segment_after(0), vocab_size=1000, platform=platform)
+        assert ("--cp-comm-type" in flags) == gathers
 
 
 def test_flags_carry_the_recipe(file):
