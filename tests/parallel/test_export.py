@@ -78,3 +78,9 @@ def test_what_cannot_be_exported_is_said(worlds, tmp_path):
     with pytest.raises(UserError, match="exists already"):
         dispatch(["export-hf", str(worlds.folder / "tp1"), "--output", str(tmp_path)])
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_model_with_a_window_is_not_exported_as_one_without(worlds, tmp_path):
+    with pytest.raises(UserError, match=r"window of \[5, 3\]"):
+        dispatch(["export-hf", str(worlds.folder / "window-tp1"), "--output", str(tmp_path / "out")])
+    assert list(tmp_path.iterdir()) == []
