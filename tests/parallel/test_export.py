@@ -5,6 +5,7 @@ import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from megatron_mlmclm.cli import dispatch
+from megatron_mlmclm.errors import UserError
 from tests.parallel.fixed import fixed_sequences
 
 pytestmark = pytest.mark.slow
