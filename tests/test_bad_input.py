@@ -1,5 +1,7 @@
 """A user's mistake ends in one line on stderr and exit status 2, with nothing half-written (DESIGN, invariant 8)."""
 
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -9,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from megatron_mlmclm.cli import dispatch
+from megatron_mlmclm.errors import run_cleanly
 from tests.conftest import ROOT
 
 RECIPE = """
@@ -32,15 +36,19 @@ def work(corpus, tmp_path):
 
 
 def refused(work: Path, *arguments: str) -> str:
-    """Run `mlmclm`, check the manner of its refusal, and return the line."""
-    before = files(work)
-    command = [sys.executable, "-m", "megatron_mlmclm.cli", *arguments]
-    done = subprocess.run(command, cwd=work, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith("mlmclm: error: ")
-    assert done.stderr.count("\n") == 1, done.stderr
+    """Run `mlmclm` as its entry point does, check the manner of its refusal, and return the line.
+
+    In this process: another one for each mistake would cost seconds.
+    """
+    before, said = files(work), io.StringIO()
+    with contextlib.chdir(work), contextlib.redirect_stderr(said), pytest.raises(SystemExit) as left:
+        run_cleanly(lambda: dispatch([*arguments]))
+    line = said.getvalue()
+    assert left.value.code == 2, line
+    assert line.startswith("mlmclm: error: ")
+    assert line.count("\n") == 1, line
     assert files(work) == before
-    return done.stderr
+    return line
 
 
 def files(work: Path) -> list[Path]:
@@ -284,6 +292,15 @@ def test_a_vocabulary_too_large_for_the_dtype(tmp_path):
     with pytest.raises(UserError, match="65,?536"), IndexedWriter(tmp_path / "data", np.uint16) as writer:
         writer.add_document([1, 65_536])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_process_itself_ends_with_status_two(work):
+    command = [sys.executable, "-m", "megatron_mlmclm.cli", "train", "r.yaml", "phases.1.mask_ratio=0"]
+    done = subprocess.run(command, cwd=work, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr.startswith("mlmclm: error: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stdout == ""
 
 
 def test_an_unknown_verb_is_refused_by_name(work):
