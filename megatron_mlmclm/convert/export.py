@@ -34,11 +34,17 @@ def export_hf(checkpoint: str | Path, output: str | Path, tokenizer: str | Path 
     The checkpoint may come from any tensor and pipeline parallel layout. Written aside and renamed when complete.
 
     Raises:
-        UserError: no checkpoint or tokenizer, an output that exists, a checkpoint that does not fit its recipe.
+        UserError: no checkpoint or tokenizer, an output that exists, a checkpoint that does not fit its recipe, a model
+            with a window.
     """
     folder, output = find_checkpoint(checkpoint), Path(output)
     with new_folder(output) as aside:
         recipe = read_recipe(folder)
+        if recipe.model.window_size is not None:
+            raise UserError(
+                f"{folder}: was trained with model.window_size {list(recipe.model.window_size)}; EuroBERT has no window"
+                " and would see more than the model learned from: a run to be exported must do without"
+            )
         source = _tokenizer_folder(folder, recipe, tokenizer)
         vocabulary = Tokenizer.load(source)
         if vocabulary.mask_id is None:
