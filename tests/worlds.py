@@ -307,7 +307,7 @@ def worlds(corpus, tmp_path_factory) -> Worlds:
             case("dp2-to-tp2", TP2, resume=("dp2", 12)),
             case("five-pp2-recompute", PP2, *RECOMPUTE, recipe="five", probes=("gradients",), gradients=edges),
             case("every-tp2-sp", TP2, SP, recipe="every"),
-            *worlds.attention("tp2", TP2, patterns=True),
+            *worlds.attention("tp2", TP2, patterns=True, only=("attention",)),
             *worlds.attention("cp2", CP2),
             *worlds.packed("cp2", CP2),
             *worlds.attention("pp2-recompute", PP2, *RECOMPUTE, only=("documents", "window")),

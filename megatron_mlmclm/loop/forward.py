@@ -9,7 +9,7 @@ import torch
 from megatron.core import parallel_state
 from torch import Tensor
 
-from megatron_mlmclm.attention import Extent, Pattern, cut_sequence, extent_of, pattern_params, set_pattern
+from megatron_mlmclm.attention import Extent, Pattern, cut_sequence, extent_of, pattern_params, set_pattern, verify
 from megatron_mlmclm.model import PredictedRows, masked_loss, masked_scores, select_rows
 from megatron_mlmclm.phases import TOTAL, View
 
@@ -61,6 +61,7 @@ class ForwardStep:
         """Set the chunk's pattern if it is not set already. Within a training step all micro-batches share one."""
         if self._patterns.get(id(model)) != pattern:
             set_pattern([model], pattern)
+            verify([model], pattern)
             self._patterns[id(model)] = pattern
 
     def _check(self, found: Tensor, numbers: range) -> None:
@@ -85,6 +86,8 @@ class ForwardStep:
         if documents is not None:
             patterns = [replace(pattern, documents=True) for pattern in patterns]
             extents = [extent_of(row, prefix) for row, prefix in zip(documents, prefixes, strict=True)]
+        elif patterns[0].documents:
+            raise RuntimeError("the phase keeps documents apart, its samples do not say where they end")
         elif views[0].per_sample:
             extents = [Extent(seq_length, prefix=prefix) for prefix in prefixes]
         else:

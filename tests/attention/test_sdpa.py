@@ -5,18 +5,19 @@ import itertools
 import pytest
 import torch
 
-from megatron_mlmclm.attention import Extent, Pattern, pattern_params
+from megatron_mlmclm.attention import Extent, Pattern, pattern_params, sdpa
+from megatron_mlmclm.attention.tiles import tiles_of
 from tests.attention import dense
 from tests.attention.common import core, inputs
 
+ATTEND_TILES = sdpa.attend_tiles
 LENGTH = 24
 CUTS = (3, 4, 11, 17)
-PADDED = (LENGTH, 19)
 
 
 def extents(batch: int, padded: bool) -> list[Extent]:
     """Of a batch whose first sequence has other documents than the second."""
-    lengths = [length - 5 if padded else length for length in (LENGTH, LENGTH - 0)]
+    lengths = (LENGTH - 5, LENGTH - 2) if padded else (LENGTH, LENGTH)
     return [dense.extent(lengths[i], CUTS[i : 3 + i], prefix=9 - 2 * i) for i in range(batch)]
 
 
@@ -49,15 +50,22 @@ def test_output_and_gradients(name, batch, padded):
     compare(core(), [dense.PATTERNS[name]] * batch, extents(batch, padded))
 
 
-@pytest.mark.parametrize("name", dense.PATTERNS)
-def test_with_tiles_smaller_than_the_sequence(name, monkeypatch):
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Of four queries, so that short sequences have many."""
     monkeypatch.setattr("megatron_mlmclm.attention.tiles.TILE", 4)
-    pattern, extent = dense.PATTERNS[name], dense.extent(37, (10, 12, 30), prefix=13)
-    from megatron_mlmclm.attention.tiles import tiles_of
+    tiles_of.cache_clear()
+    yield
+    tiles_of.cache_clear()
 
-    tiles_of.cache_clear()
-    compare(core(), [pattern], [extent], length=40)
-    tiles_of.cache_clear()
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("name", dense.PATTERNS)
+def test_with_tiles_smaller_than_the_sequence(name, together, small_tiles, monkeypatch):
+    """Those of one shape each alone, as on a CPU, or in one call, as on a GPU."""
+    monkeypatch.setattr(sdpa, "attend_tiles", lambda *args: ATTEND_TILES(*args[:-1], together))
+    pattern, extent = dense.PATTERNS[name], dense.extent(37, (10, 12, 22, 30), prefix=13)
+    compare(core(), [pattern] * 2, [extent] * 2, length=40)
 
 
 def test_a_batch_of_all_patterns():

@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from megatron_mlmclm.convert.llama_shape import to_hugging_face
 from transformers import EuroBertForMaskedLM
 
+from megatron_mlmclm.convert import export_hf
+from megatron_mlmclm.convert.mapping import to_hugging_face
+from megatron_mlmclm.errors import UserError
 from megatron_mlmclm.loop.datasets import train_dataset
 from megatron_mlmclm.loop.request import read_request
 from tests.attention import dense
@@ -20,7 +22,8 @@ pytestmark = pytest.mark.slow
 LAYERS = 4
 MODELS = ["attention-tp1", "attention-tp2"]
 LAYOUTS = [
-    *((run, layout) for run in ("attention", "documents", "window") for layout in ("tp2", "cp2", "cp4", "tp2-cp2-sp")),
+    *((run, layout) for run in ("attention", "documents", "window") for layout in ("cp2", "cp4", "tp2-cp2-sp")),
+    ("attention", "tp2"),
     *((run, "pp2-recompute") for run in ("documents", "window")),
     ("documents", "cp2-pp2"),
 ]
@@ -90,6 +93,12 @@ def test_bidirectional_logits_are_those_of_eurobert(worlds, found):
         expected = model(fixed_sequences(LENGTH), attention_mask=mask).logits
     for ours, theirs, extent in zip(found["logits"]["bidirectional"], expected, own, strict=True):
         assert (ours[: extent.length, :VOCAB_SIZE] - theirs[: extent.length]).abs().max() < 1e-5
+
+
+def test_a_window_is_not_lost_in_an_export(worlds, tmp_path):
+    with pytest.raises(UserError, match=r"model.window_size \[5, 3\]"):
+        export_hf(worlds.folder / "window-tp1", tmp_path / "encoder")
+    assert not list(tmp_path.iterdir())
 
 
 def _additive(seen: torch.Tensor) -> torch.Tensor:

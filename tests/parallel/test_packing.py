@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from megatron_mlmclm.convert.llama_shape import to_hugging_face
 
+from megatron_mlmclm.convert.mapping import to_hugging_face
 from megatron_mlmclm.loop.datasets import train_dataset
 from megatron_mlmclm.loop.request import read_request
 from tests.parallel.fixed import VOCAB_SIZE
