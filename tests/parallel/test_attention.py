@@ -7,9 +7,7 @@ import pytest
 import torch
 from transformers import EuroBertForMaskedLM
 
-from megatron_mlmclm.convert import export_hf
 from megatron_mlmclm.convert.mapping import to_hugging_face
-from megatron_mlmclm.errors import UserError
 from megatron_mlmclm.loop.datasets import train_dataset
 from megatron_mlmclm.loop.request import read_request
 from tests.attention import dense
@@ -93,12 +91,6 @@ def test_bidirectional_logits_are_those_of_eurobert(worlds, found):
         expected = model(fixed_sequences(LENGTH), attention_mask=mask).logits
     for ours, theirs, extent in zip(found["logits"]["bidirectional"], expected, own, strict=True):
         assert (ours[: extent.length, :VOCAB_SIZE] - theirs[: extent.length]).abs().max() < 1e-5
-
-
-def test_a_window_is_not_lost_in_an_export(worlds, tmp_path):
-    with pytest.raises(UserError, match=r"model.window_size \[5, 3\]"):
-        export_hf(worlds.folder / "window-tp1", tmp_path / "encoder")
-    assert not list(tmp_path.iterdir())
 
 
 def _additive(seen: torch.Tensor) -> torch.Tensor:
