@@ -50,7 +50,7 @@ def read_request(path: str, extra: Sequence[str], world_size: int | None) -> Req
     overrides, flags = _split(extra)
     recipe = load_recipe(path, overrides)
     tokenizer = Tokenizer.load(recipe.data.tokenizer)
-    recipe = settled(recipe, tokenizer.vocab_size)
+    recipe = settled(recipe, recipe.model.vocab_size or tokenizer.vocab_size)
     _check_flags(flags, recipe)
     recipe, trunk = find_start(recipe)
     check_recipe(recipe, world_size, tokenizer.vocab_size)
