@@ -86,6 +86,25 @@ def test_bin_and_idx_of_different_data(work, corpus):
     assert "mixed.bin" in refused(work, "inspect", "mixed")
 
 
+def test_a_plan_that_is_cut_or_of_other_data(work, corpus):
+    for end in (".bin", ".idx"):
+        shutil.copy(f"{corpus.valid}{end}", work / f"d{end}")
+    command = [sys.executable, "-m", "megatron_mlmclm.cli", "pack", "d", "--seq-length", "64"]
+    subprocess.run(command, cwd=work, env={"PYTHONPATH": str(ROOT)}, check=True, timeout=120)
+    packed = ["train", "r.yaml", "data.train=d", "data.packing=packed"]
+    whole = (work / "d.64.pack").read_bytes()
+    (work / "d.64.pack").write_bytes(whole[:-2])
+    for arguments in (packed, ["inspect", "d"]):
+        line = refused(work, *arguments)
+        assert "d.64.pack" in line and "cut" in line and "mlmclm pack d --seq-length 64" in line
+    (work / "d.64.pack").write_bytes(whole)
+    for end in (".bin", ".idx"):
+        shutil.copy(f"{corpus.train}{end}", work / f"d{end}")
+    assert "is of other data" in refused(work, *packed)
+    assert "no such file" in refused(work, "pack", "nowhere", "--seq-length", "64")
+    assert "--seq-length 0" in refused(work, "pack", "d", "--seq-length", "0")
+
+
 def without_mask(work: Path, corpus) -> str:
     shutil.copytree(corpus.tokenizer, work / "plain")
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
@@ -141,6 +160,12 @@ RECIPES = {
     "batch of a phase": (
         ["phases.1.batch={micro_batch_size: 2, global_batch_size: 3}"],
         ["phases.1.batch.global_batch_size (3)", "(2)"],
+    ),
+    "unknown packing": (["data.packing=best"], ["data.packing", "'cut', 'documents' or 'packed'"]),
+    "packed without a plan": (["data.packing=packed"], [".64.pack: no such plan", "mlmclm pack", "--seq-length 64"]),
+    "prefix across documents": (
+        ["data.packing=documents", "phases.0={objective: clm, steps: 2, attention: prefix, prefix: [0.2, 0.8]}"],
+        ["phases.0.attention: prefix", "data.packing: documents", "data.packing=cut"],
     ),
     "branch off nothing": (["start={from: nowhere}"], ["nowhere: no Megatron checkpoint"]),
     "budget of nothing": (["compute={equal: steps, to: r.yaml}"], ["compute.equal", "predicted tokens"]),

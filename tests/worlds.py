@@ -10,7 +10,9 @@ import pytest
 import torch
 import yaml
 
+from megatron_mlmclm.cli import dispatch
 from megatron_mlmclm.convert import import_hf
+from megatron_mlmclm.data import Tokenizer
 from tests.hf_models import LONG, MODELS, make
 
 ROOT = Path(__file__).parent.parent
@@ -99,14 +101,39 @@ batch: {{micro_batch_size: 1, global_batch_size: 1}}
 phases: [{{objective: clm, steps: 1}}]
 optimizer: {{lr: 1.0e-300}}
 """
+# Each direction in turn; the tests add documents or a window.
+ATTENTION = """
+name: attention
+output: set-by-case
+seed: 80
+model:
+  {{num_layers: 4, hidden_size: 64, ffn_hidden_size: 128, num_attention_heads: 4, num_query_groups: 2, seq_length: 32}}
+data: {{tokenizer: {tokenizer}, train: {train}, valid: {valid}}}
+batch: {{micro_batch_size: 2, global_batch_size: 8}}
+phases:
+  - {{objective: clm, steps: 2}}
+  - {{objective: mlm, steps: 2, mask_ratio: 0.4}}
+  - {{objective: clm, steps: 2, name: prefix, attention: prefix, prefix: [0.2, 0.8]}}
+optimizer: {{lr: 3.0e-3}}
+validation: {{interval: 6, samples: 8}}
+parallel: {{use_distributed_optimizer: false}}
+"""
 TP2 = "parallel.tensor_model_parallel_size=2"
 PP2 = "parallel.pipeline_model_parallel_size=2"
+CP2 = "parallel.context_parallel_size=2"
+CP4 = "parallel.context_parallel_size=4"
 SP = "parallel.sequence_parallel=true"
 VPP2 = "parallel.num_virtual_stages_per_pipeline_rank=2"
 PLAIN = "parallel.use_distributed_optimizer=false"
 OFTEN = "save_interval=4"
 TIED = "model.tie_embeddings=true"
 LAYOUTS = {"tp1": "batch.global_batch_size=2", "tp2": TP2, "pp2": PP2}  # of two processes
+WINDOW = (
+    "model.window_size=[5, 3]",
+    "model.global_attn_every_n_layers=3",
+    "phases=[{objective: clm, steps: 2}, {objective: mlm, steps: 2, mask_ratio: 0.4}]",
+    "validation.interval=4",
+)
 RECOMPUTE = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
 
 
@@ -115,10 +142,27 @@ class Worlds:
 
     def __init__(self, folder: Path, corpus) -> None:
         self.folder = folder
-        for name, text in (("layouts", RECIPE), ("five", FIVE), ("every", EVERY), ("started", STARTED)):
+        texts = (
+            *(("layouts", RECIPE), ("five", FIVE), ("every", EVERY)),
+            *(("attention", ATTENTION), ("started", STARTED)),
+        )
+        for name, text in texts:
             filled = text.format(tokenizer=corpus.tokenizer, train=corpus.train, valid=corpus.valid)
             (folder / f"{name}.yaml").write_text(filled)
         self.recipe = folder / "layouts.yaml"
+        self.short = self._short_documents(corpus)
+
+    def _short_documents(self, corpus) -> str:
+        """Indexed sentences of 13 to 15 tokens, two of which fill a sample all but some padding, and their plan."""
+        speeches = map(json.loads, (corpus.folder / "train.jsonl").read_text().splitlines())
+        sentences = [part for speech in speeches for part in speech["text"].split(". ") if part.strip()]
+        lengths = map(len, Tokenizer.load(corpus.tokenizer).encode_batch(sentences))
+        sentences = [part for part, length in zip(sentences, lengths, strict=True) if 12 <= length <= 14]
+        source, prefix = self.folder / "short.jsonl", str(self.folder / "short")
+        source.write_text("".join(json.dumps({"text": part}) + "\n" for part in sentences))
+        dispatch(["preprocess", str(source), "--tokenizer", corpus.tokenizer, "--output", prefix, "--workers", "1"])
+        dispatch(["pack", prefix, "--seq-length", "32"])
+        return prefix
 
     def case(
         self,
@@ -138,6 +182,37 @@ class Worlds:
             "resume": [str(self.folder / resume[0]), resume[1]] if resume else None,
         }
 
+    def attention(self, layout: str, *extra: str, patterns: bool = False, only: tuple[str, ...] = ()) -> list[dict]:
+        """Runs of ATTENTION: as it is, cut into documents, and with a window; those of `only`, if given."""
+        kinds = {"attention": ((), ()), "documents": ((), ("documents",)), "window": (WINDOW, ())}
+        return [
+            self.case(
+                f"{kind}-{layout}",
+                *own,
+                *extra,
+                recipe="attention",
+                probes=("gradients", *probes, *(("patterns",) if patterns and kind == "attention" else ())),
+                gradients=(1, 2, 3, 5),
+            )
+            for kind, (own, probes) in kinds.items()
+            if kind in (only or kinds)
+        ]
+
+    def packed(self, layout: str, *extra: str) -> list[dict]:
+        """Runs of ATTENTION without its prefix phase, on real documents: blocked where they are cut, and packed."""
+        data = (f"data.train={self.short}", f"data.valid={self.short}")
+        phases = f"phases={json.dumps(yaml.safe_load((self.folder / 'attention.yaml').read_text())['phases'][:2])}"
+        return [
+            self.case(
+                f"{packing}-packing-{layout}",
+                *(phases, f"data.packing={packing}", *data, *extra),
+                recipe="attention",
+                probes=("gradients",),
+                gradients=(1, 3),
+            )
+            for packing in ("documents", "packed")
+        ]
+
     def start(self, processes: int, cases: list[dict]) -> None:
         """Run the cases in one world of `processes`; on failure show what the ranks said."""
         file, logs = self.folder / f"cases_{processes}.json", self.folder / f"world_{processes}"
@@ -146,7 +221,7 @@ class Worlds:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
         command = [*torchrun, str(ROOT / "tests" / "parallel" / "world.py"), str(file), str(logs)]
-        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=900)
+        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=1800)
         assert done.returncode == 0, done.stderr[-6000:]
 
     def metrics(self, name: str, kind: str = "train") -> list[dict]:
@@ -213,6 +288,8 @@ def worlds(corpus, tmp_path_factory) -> Worlds:
             ),
             case("every-tp1", recipe="every", probes=("gradients",), gradients=tuple(range(1, 19))),
             *(case(f"branch-{kind}", *branch(kind), recipe="five", probes=("batches",)) for kind in ("keep", "reset")),
+            *worlds.attention("tp1", patterns=True),
+            *worlds.packed("tp1"),
         ],
     )
     worlds.start(
@@ -233,6 +310,10 @@ def worlds(corpus, tmp_path_factory) -> Worlds:
             case("dp2-to-tp2", TP2, resume=("dp2", 12)),
             case("five-pp2-recompute", PP2, *RECOMPUTE, recipe="five", probes=("gradients",), gradients=edges),
             case("every-tp2-sp", TP2, SP, recipe="every"),
+            *worlds.attention("tp2", TP2, patterns=True),
+            *worlds.attention("cp2", CP2),
+            *worlds.packed("cp2", CP2),
+            *worlds.attention("pp2-recompute", PP2, *RECOMPUTE, only=("documents", "window")),
         ],
     )
     worlds.start(
@@ -252,6 +333,10 @@ def worlds(corpus, tmp_path_factory) -> Worlds:
                 for name in models
             ),
             case("every-dp2-pp2", PP2, "batch.global_batch_size=8", recipe="every"),
+            *worlds.attention("cp4", CP4),
+            *worlds.packed("tp2-pp2", TP2, PP2, SP),
+            *worlds.attention("tp2-cp2-sp", TP2, CP2, SP),
+            *worlds.attention("cp2-pp2", CP2, PP2, only=("documents",)),
         ],
     )
     return worlds

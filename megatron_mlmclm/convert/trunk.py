@@ -29,7 +29,7 @@ class Trunk:
         sample: samples they took.
         recipe: the run's resolved recipe, YAML; None of an imported model.
         model: an imported model's section of a recipe, YAML.
-        origin: `tokenizer` and `data` fingerprints and `seq_length` of the run.
+        origin: `tokenizer` and `data` fingerprints, `seq_length` and `packing` of the run.
         optimizer: "distributed" or "plain", the form of the optimizer state in it; None where there is none.
     """
 

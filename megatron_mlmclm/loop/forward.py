@@ -1,17 +1,20 @@
 """Megatron's forward step: a micro-batch through the model to (loss sum, count, report)."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
 from torch import Tensor
 
-from megatron_mlmclm.attention import Pattern, pattern_params, set_pattern
+from megatron_mlmclm.attention import Extent, Pattern, cut_sequence, extent_of, pattern_params, set_pattern
 from megatron_mlmclm.model import PredictedRows, masked_loss, masked_scores, select_rows
 from megatron_mlmclm.phases import TOTAL, View
 
 Report = dict[str, Tensor]
+PER_POSITION = ("inputs", "labels", "predicted", "positions")  # what is cut under context parallelism, [b, S]
 
 
 class ForwardStep:
@@ -38,15 +41,16 @@ class ForwardStep:
         batch = next(data_iterator)
         numbers = self._trained if model.training else range(self._first_measured, len(self._views))
         self._check(batch["view"], numbers)
+        attention = self._attention(batch, model)  # of whole sequences
+        batch = _share(batch)
         device = torch.cuda.current_device()
         inputs = batch["inputs"].to(device, non_blocking=True)
         rows = self._rows(batch, numbers).to(device)
-        positions = torch.arange(inputs.shape[1], device=device).expand_as(inputs)
         output = model(
             inputs,
-            positions,
+            batch["positions"].to(device, non_blocking=True),
             None,
-            packed_seq_params=self._attention(batch, model, inputs.shape[1]),
+            packed_seq_params=attention,
             output_processor=masked_loss if model.training else masked_scores,
             output_processor_context=rows,
         )
@@ -69,19 +73,23 @@ class ForwardStep:
         parts = batch["view"] - numbers.start
         return select_rows(batch["predicted"], batch["labels"], capacity, self._vocab_size, batch["weight"], parts)
 
-    def _attention(self, batch: dict[str, Any], model: torch.nn.Module, seq_length: int) -> Any:
-        """Set the pattern that all sequences share, or give back one for each."""
+    def _attention(self, batch: dict[str, Any], model: torch.nn.Module) -> Any:
+        """Set the pattern that all sequences share; give back what each has of its own, if anything."""
         views = [self._views[int(number)] for number in batch["view"]]
+        patterns, seq_length = [view.pattern for view in views], batch["inputs"].shape[1]
         if not views[0].per_sample:
-            if len({view.pattern for view in views}) > 1:
+            if len(set(patterns)) > 1:
                 raise RuntimeError("a micro-batch mixes patterns that are set for a whole step")
-            self.attend(model, views[0].pattern)
+            self.attend(model, patterns[0])
+        prefixes, documents = batch["prefix"].tolist(), batch.get("documents")
+        if documents is not None:
+            patterns = [replace(pattern, documents=True) for pattern in patterns]
+            extents = [extent_of(row, prefix) for row, prefix in zip(documents, prefixes, strict=True)]
+        elif views[0].per_sample:
+            extents = [Extent(seq_length, prefix=prefix) for prefix in prefixes]
+        else:
             return None
-        prefixes = batch["prefix"].tolist()
-        patterns = [
-            Pattern("prefix", prefix) if prefix else view.pattern for view, prefix in zip(views, prefixes, strict=True)
-        ]
-        return pattern_params(patterns, seq_length)
+        return pattern_params(patterns, seq_length, extents)
 
     def _loss(self, output: Tensor, *, rows: PredictedRows, names: list[str]) -> tuple[Tensor, Tensor, Report]:
         """(sum of losses, integer count of predicted tokens, report) as `calculate_per_token_loss` wants them."""
@@ -101,6 +109,16 @@ class ForwardStep:
             self.evaluated[name] = self.evaluated.get(name, 0.0) + sums.double()
         report = {f"{name} loss": sums[[0, -1]] for name, sums in zip(names, by_part, strict=True)}
         return output[0].float().sum(), torch.tensor(rows.count, device=output.device).int(), report
+
+
+def _share(batch: dict[str, Any]) -> dict[str, Any]:
+    """What this rank has of a micro-batch under context parallelism, with the positions of what it has."""
+    inputs = batch["inputs"]
+    batch = {"positions": torch.arange(inputs.shape[1]).expand_as(inputs)} | batch
+    if parallel_state.get_context_parallel_world_size() == 1:
+        return batch
+    group = parallel_state.get_context_parallel_group()
+    return batch | {name: cut_sequence(batch[name], 1, group) for name in PER_POSITION}
 
 
 def _by_part(values: Tensor, rows: PredictedRows, parts: int) -> Tensor:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from megatron_mlmclm.convert import Trunk
-from megatron_mlmclm.data import Tokenizer, TokenStream, read_sidecar, word_marks
+from megatron_mlmclm.data import Stream, Tokenizer, open_stream, read_sidecar, word_marks
 from megatron_mlmclm.errors import UserError
 from megatron_mlmclm.loop.start import check_origin, find_start, origin
 from megatron_mlmclm.loop.views import measured_views, names_words, timeline_of
@@ -31,7 +31,7 @@ class Request:
     vocabulary: Vocabulary
     timeline: Timeline
     views: tuple[View, ...]
-    streams: dict[str, TokenStream]
+    streams: dict[str, Stream]
     origin: dict[str, Any]
     trunk: Trunk | None
 
@@ -79,7 +79,7 @@ def _split(extra: Sequence[str]) -> tuple[list[str], list[str]]:
     while ALLOW in rest:
         at = rest.index(ALLOW)
         if at + 1 == len(rest):
-            raise UserError(f"{ALLOW} needs a name: tokenizer, data or seq_length")
+            raise UserError(f"{ALLOW} needs a name: tokenizer, data, seq_length or packing")
         allowed.append(rest[at + 1])
         del rest[at : at + 2]
     first_flag = next((i for i, text in enumerate(rest) if text.startswith("-")), len(rest))
@@ -90,16 +90,30 @@ def _split(extra: Sequence[str]) -> tuple[list[str], list[str]]:
 def _check_flags(flags: Sequence[str], recipe: Recipe) -> None:
     """A Megatron flag that goes against the recipe would change the run behind its back."""
     owned = owned_flags(recipe)
-    mixing = next((number for number, phase in enumerate(recipe.phases) if phase.per_sample), None)
+    unfit = _unfit_for_graphs(recipe)
     for flag in (text.partition("=")[0] for text in flags):
         if flag in owned:
             raise UserError(f"{flag} is the recipe's to set{_key_of(flag)}, as an override before the Megatron flags")
-        if flag in CUDA_GRAPHS and mixing is not None:
-            phase = recipe.phases[mixing]
-            raise UserError(
-                f"{flag}: CUDA graphs cannot take a pattern per sequence, which phases.{mixing} ({phase.label}) needs:"
-                " leave the graphs out, or mix by batches"
-            )
+        if flag in CUDA_GRAPHS and unfit:
+            raise UserError(f"{flag}: {unfit}: leave the graphs out")
+
+
+def _unfit_for_graphs(recipe: Recipe) -> str | None:
+    """Why CUDA graphs cannot run a recipe, if so: they keep the attention pattern that was set when they were captured.
+
+    Megatron captures once, and graphs of its layers take no `packed_seq_params` (core, transformer_layer.py).
+    """
+    for number, phase in enumerate(recipe.phases):
+        if phase.per_sample:
+            return f"CUDA graphs cannot take a pattern per sequence, which phases.{number} ({phase.label}) needs"
+    if recipe.data.blocks_documents:
+        return "CUDA graphs cannot take the documents of each sequence"
+    directions = [view.direction for phase in recipe.phases for view in phase.views]
+    directions += ["causal" if name == "clm" else "bidirectional" for name in recipe.validated]
+    if len(set(directions)) > 1:
+        needed = " and ".join(dict.fromkeys(directions))
+        return f"CUDA graphs keep one attention pattern, the phases and their validation need {needed}"
+    return None
 
 
 def _key_of(flag: str) -> str:
@@ -115,13 +129,13 @@ def _vocabulary(tokenizer: Tokenizer, recipe: Recipe) -> Vocabulary:
     return Vocabulary(tokenizer.vocab_size, tokenizer.mask_id, tuple(sorted(tokenizer.special_ids)), words)
 
 
-def _open_streams(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, TokenStream]:
+def _open_streams(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Stream]:
     """Every indexed dataset that the recipe names, by its path."""
     sections = [*recipe.data.train, *recipe.data.valid, *(s for course in courses(recipe) for s in course.sources)]
     streams = {}
     for path in dict.fromkeys(section.path for section in sections):
         _check_sidecar(path, recipe, tokenizer)
-        streams[path] = TokenStream(path, recipe.model.seq_length)
+        streams[path] = open_stream(path, recipe.model.seq_length, recipe.data.packing, tokenizer.fill_id)
     return streams
 
 

@@ -13,7 +13,7 @@ from megatron.training import pretrain
 from megatron.training.argument_utils import pretrain_cfg_container_from_args
 from megatron.training.arguments import parse_and_validate_args
 
-from megatron_mlmclm.attention import Pattern
+from megatron_mlmclm.attention import te_refusal
 from megatron_mlmclm.convert import fill_weights, open_source
 from megatron_mlmclm.errors import UserError
 from megatron_mlmclm.loop.datasets import datasets_provider
@@ -24,6 +24,7 @@ from megatron_mlmclm.loop.request import Request
 from megatron_mlmclm.loop.start import has_begun, load_flags
 from megatron_mlmclm.loop.steps import Steps
 from megatron_mlmclm.loop.validation import Evaluation, collector
+from megatron_mlmclm.loop.views import pattern_of
 from megatron_mlmclm.model import model_config
 from megatron_mlmclm.phases import Freezer, wrap_train_step
 from megatron_mlmclm.platform import transformer_implementation
@@ -35,12 +36,13 @@ def run(request: Request, segment: Segment, terminal: TextIO, is_last_rank: bool
     recipe, freezer = request.recipe, Freezer()
     with _refusals():
         args = _megatron_arguments(request, segment)
+        _check_attention(request, args)
         config = model_config(
             args,
             vocab_size=request.model_vocab_size,
             padded_vocab_size=recipe.model.padded_vocab_size,
             init_std=recipe.model.init_method_std,
-            pattern=Pattern("bidirectional"),  # each phase sets its own
+            pattern=pattern_of(recipe, "bidirectional"),  # each phase sets its own
             finalize_model_grads=freezer.finalize,
             rope_scaling=recipe.model.rope_scaling,
             weights=_weights(request),
@@ -81,6 +83,16 @@ def _megatron_arguments(request: Request, segment: Segment) -> argparse.Namespac
     flags = megatron_flags(request.recipe, segment, vocab_size=request.model_vocab_size, platform=layers)
     sys.argv = [sys.argv[0], *flags, *load_flags(request.recipe, request.trunk), *request.flags]
     return parse_and_validate_args()
+
+
+def _check_attention(request: Request, args: argparse.Namespace) -> None:
+    """Refuse a pattern that Transformer Engine cannot do, where the run asks for its layers."""
+    if args.transformer_impl != "transformer_engine":
+        return
+    for view in request.views:
+        reason = te_refusal(view.pattern, args.context_parallel_size)
+        if reason:
+            raise UserError(f"{view.name}: {reason}")
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from megatron_mlmclm.convert import Trunk, check_source, open_source, read_trunk
-from megatron_mlmclm.data import Tokenizer, TokenStream
+from megatron_mlmclm.data import Stream, Tokenizer
 from megatron_mlmclm.errors import UserError
 from megatron_mlmclm.recipe import Recipe, parse_recipe, place_after
 from megatron_mlmclm.recipe.schema import ModelSection
@@ -63,17 +63,17 @@ def find_start(recipe: Recipe) -> tuple[Recipe, Trunk | None]:
 
 
 def check_origin(trunk: Trunk, recipe: Recipe, found: dict[str, Any]) -> None:
-    """Refuse a branch whose tokenizer, data or sequence length is not its trunk's, unless `start.allow` names it.
+    """Refuse a branch whose tokenizer, data, sequence length or packing is not its trunk's, unless allowed.
 
     An imported model has a tokenizer alone.
 
     Raises:
         UserError: names both values and the flag.
     """
-    for what in ("tokenizer", "data", "seq_length"):
-        if what not in trunk.origin or (what == "data" and recipe.start.data == "restart"):
+    for what, ours in found.items():
+        if (trunk.recipe is None and what not in trunk.origin) or (what == "data" and recipe.start.data == "restart"):
             continue
-        theirs, ours = trunk.origin[what], found[what]
+        theirs = trunk.origin.get(what, "cut")  # a trunk that says no packing is older than the choice
         if theirs != ours and what not in recipe.start.allow:
             raise UserError(
                 f"start.from {trunk.checkpoint}: its {what} was {_shown(theirs)}, the recipe has {_shown(ours)};"
@@ -81,10 +81,15 @@ def check_origin(trunk: Trunk, recipe: Recipe, found: dict[str, Any]) -> None:
             )
 
 
-def origin(recipe: Recipe, tokenizer: Tokenizer, streams: dict[str, TokenStream]) -> dict[str, Any]:
+def origin(recipe: Recipe, tokenizer: Tokenizer, streams: dict[str, Stream]) -> dict[str, Any]:
     """What a branch must share with its trunk; saved in every checkpoint."""
     data = [[streams[source.path].fingerprint, source.weight] for source in recipe.data.train]
-    return {"tokenizer": tokenizer.fingerprint, "data": data, "seq_length": recipe.model.seq_length}
+    return {
+        "tokenizer": tokenizer.fingerprint,
+        "data": data,
+        "seq_length": recipe.model.seq_length,
+        "packing": recipe.data.packing,
+    }
 
 
 def load_flags(recipe: Recipe, trunk: Trunk | None) -> Sequence[str]:

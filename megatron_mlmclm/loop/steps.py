@@ -60,7 +60,7 @@ class Steps:
         if section.optimizer == "reset" and start.first_sample == phase.first:
             reset_optimizer(start.optimizer)
         if phase.per_sample:
-            verify_per_sample(start.chunks)
+            verify_per_sample(start.chunks, [view.pattern for view in phase.views])
         else:
             self._attend(phase, start)
 

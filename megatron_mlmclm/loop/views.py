@@ -30,7 +30,10 @@ def timeline_of(recipe: Recipe, vocabulary: Vocabulary) -> Timeline:
     first_view = 0
     for stretch in recipe.stretches:
         section = stretch.phase
-        views = tuple(view_of(part, vocabulary, stretch.steps, section.per_sample) for part in section.views)
+        views = tuple(
+            view_of(part, vocabulary, pattern_of(recipe, part.direction), stretch.steps, section.per_sample)
+            for part in section.views
+        )
         phases.append(
             Phase(
                 ordinal=stretch.ordinal,
@@ -52,20 +55,28 @@ def measured_views(recipe: Recipe, vocabulary: Vocabulary) -> list[View]:
     """What an evaluation looks through: each objective under its own attention, then each position hidden in turn."""
     ratio = recipe.validation.mask_ratio
     parts = [PartSection(objective=name, mask_ratio=None if name == "clm" else ratio) for name in recipe.validated]
-    views = [view_of(part, vocabulary) for part in parts]
+    views = [view_of(part, vocabulary, pattern_of(recipe, part.direction)) for part in parts]
     if recipe.data.valid and recipe.validation.pseudo_perplexity:
         objective = PseudoLikelihood(vocabulary)
-        views.append(View(objective.name, objective, Pattern(objective.direction)))
+        views.append(View(objective.name, objective, pattern_of(recipe, objective.direction)))
     return views
 
 
-def view_of(part: PartSection, vocabulary: Vocabulary, steps: int = 1, per_sample: bool = False) -> View:
+def pattern_of(recipe: Recipe, direction: str) -> Pattern:
+    """Who sees whom in a run's views of this direction: documents and window are those of the whole run."""
+    model = recipe.model
+    return Pattern(direction, recipe.data.blocks_documents, model.window_size, model.global_attn_every_n_layers)
+
+
+def view_of(
+    part: PartSection, vocabulary: Vocabulary, pattern: Pattern, steps: int = 1, per_sample: bool = False
+) -> View:
     """The view that `part` describes, in a phase of `steps`.
 
     Raises:
         UserError: the tokenizer has no mask token, or does not tell words apart where whole words are asked for.
     """
-    return View(part.label, _objective(part, vocabulary, steps), Pattern(part.direction), part.mask_seed, per_sample)
+    return View(part.label, _objective(part, vocabulary, steps), pattern, part.mask_seed, per_sample)
 
 
 def _choice(section: PhaseSection, seed: int) -> dict[str, Choice]:

@@ -86,7 +86,8 @@ def transformer_implementation() -> str:
 class CudaNamesMeanCpu(TorchFunctionMode):
     """`device="cuda"`, `.cuda()` and `.to("cuda")` give CPU tensors; `tensor.type()` keeps the CUDA spelling.
 
-    The distributed optimizer sorts its parameters by `tensor.type()`, for which only `torch.cuda.*` names exist.
+    The distributed optimizer sorts its parameters by `tensor.type()`, for which only `torch.cuda.*` names exist. Memory
+    is not pinned, for want of a driver: Megatron asks for it when it cuts rotary embeddings for context parallelism.
     """
 
     def __torch_function__(
@@ -97,6 +98,8 @@ class CudaNamesMeanCpu(TorchFunctionMode):
             return args[0]
         if "device" in kwargs and _is_cuda(kwargs["device"]):
             kwargs = {**kwargs, "device": CPU}
+        if "pin_memory" in kwargs:
+            kwargs = {**kwargs, "pin_memory": False}
         if func is torch.Tensor.to:
             args = tuple(CPU if _is_cuda(arg) else arg for arg in args)
         result = func(*args, **kwargs)

@@ -74,6 +74,12 @@ def _model(recipe: Recipe, vocab_size: int) -> list:
         # Megatron's tokenizer does nothing here but carry the size; ids come from the indexed data.
         *("--tokenizer-type", "NullTokenizer", "--vocab-size", vocab_size),
     ]
+    if model.window_size is not None:
+        every = model.global_attn_every_n_layers
+        left, right = model.window_size  # in brackets: a leading minus would look like a flag
+        windowed = [int(every is None or layer % every != 0) for layer in range(model.num_layers)]
+        layers = f"[{','.join(map(str, windowed))}]"
+        flags += [*("--window-size", f"({left},{right})"), *("--window-attn-skip-freq", layers)]
     if not model.tie_embeddings:
         flags.append("--untie-embeddings-and-output-weights")
     if model.add_qkv_bias:
@@ -112,6 +118,10 @@ def _layout(recipe: Recipe) -> list:
         *("--tensor-model-parallel-size", parallel.tensor_model_parallel_size),
         *("--pipeline-model-parallel-size", parallel.pipeline_model_parallel_size),
     ]
+    if parallel.context_parallel_size > 1:
+        flags += ["--context-parallel-size", parallel.context_parallel_size]
+        if recipe.model.window_size is not None:
+            flags += ["--cp-comm-type", "all_gather"]  # of TE's ways one of two that know windows; ours gathers anyway
     if parallel.num_virtual_stages_per_pipeline_rank:
         flags += ["--num-virtual-stages-per-pipeline-rank", parallel.num_virtual_stages_per_pipeline_rank]
     if parallel.sequence_parallel:

@@ -53,8 +53,26 @@ def _check_model(recipe: Recipe, vocab_size: int) -> None:
     if model.kv_channels is None:
         _divides(model.num_attention_heads, model.hidden_size, "model.hidden_size", "model.num_attention_heads")
     _divides(model.kv_heads, model.num_attention_heads, "model.num_attention_heads", "model.num_query_groups")
+    _check_window(recipe)
     if model.head_dim % 2:
         raise UserError(f"head dimension {model.head_dim} is odd: rotary embeddings need an even one")
+
+
+def _check_window(recipe: Recipe) -> None:
+    model = recipe.model
+    if model.window_size is None:
+        if model.global_attn_every_n_layers is not None:
+            raise UserError(
+                f"model.global_attn_every_n_layers ({model.global_attn_every_n_layers}) needs model.window_size:"
+                " without a window every layer sees all"
+            )
+        return
+    for number, phase in enumerate(recipe.phases):
+        if any(view.direction == "prefix" for view in phase.views):
+            raise UserError(
+                f"phases.{number}: attention: prefix does not go with model.window_size {list(model.window_size)}, a"
+                " prefix is seen whole: leave one of the two out"
+            )
 
 
 def _check_layout(recipe: Recipe, vocab_size: int) -> None:
@@ -64,6 +82,9 @@ def _check_layout(recipe: Recipe, vocab_size: int) -> None:
     _divides(tp, model.num_attention_heads, "model.num_attention_heads", key)
     _divides(tp, model.kv_heads, "model.num_query_groups", key)
     _divides(tp, model.ffn_hidden_size, "model.ffn_hidden_size", key)
+    cp = parallel.context_parallel_size
+    if cp > 1:
+        _divides(2 * cp, model.seq_length, "model.seq_length", "2 * parallel.context_parallel_size")
     chunks = pp * (parallel.num_virtual_stages_per_pipeline_rank or 1)
     _divides(chunks, model.num_layers, "model.num_layers", "pipeline stages")
     if parallel.num_virtual_stages_per_pipeline_rank and pp < 2:
@@ -73,7 +94,9 @@ def _check_layout(recipe: Recipe, vocab_size: int) -> None:
     if parallel.sequence_parallel:
         if tp < 2:
             raise UserError(f"parallel.sequence_parallel needs {key} of 2 or more, it is {tp}")
-        _divides(tp, model.seq_length, "model.seq_length", f"{key} under sequence_parallel")
+        _divides(
+            tp, model.seq_length // cp, "model.seq_length / context_parallel_size", f"{key} under sequence_parallel"
+        )
     if model.padded_vocab_size is not None:
         if model.padded_vocab_size < vocab_size:
             raise UserError(
@@ -107,9 +130,14 @@ def _check_phase(recipe: Recipe, stretch: Stretch) -> None:
             f" {stretch.steps} steps"
         )
     for number, view in enumerate(phase.views):
+        part = f".parts.{number}" if phase.parts else ""
+        if view.direction == "prefix" and recipe.data.packing != "cut":
+            raise UserError(
+                f"{key}{part}.attention: prefix takes a sample for one text, data.packing: {recipe.data.packing} tells"
+                " its documents apart: set data.packing=cut, or leave attention and prefix out"
+            )
         ratio = view.mask_ratio
         if isinstance(ratio, RatioSchedule) and ratio.last_change > stretch.steps:
-            part = f".parts.{number}" if phase.parts else ""
             raise UserError(
                 f"{key}{part}.mask_ratio needs {ratio.last_change} steps, the phase has {stretch.steps}: shorten the"
                 " schedule or lengthen the phase"
@@ -140,7 +168,8 @@ def _check_batch(recipe: Recipe, key: str, batch: BatchSection) -> None:
 def _check_world(recipe: Recipe, key: str, batch: BatchSection, world_size: int) -> None:
     parallel = recipe.parallel
     model_parallel = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size
-    _divides(model_parallel, world_size, "number of processes", "tensor * pipeline parallel size")
+    model_parallel *= parallel.context_parallel_size
+    _divides(model_parallel, world_size, "number of processes", "tensor * pipeline * context parallel size")
     data_parallel = world_size // model_parallel
     step = batch.micro_batch_size * data_parallel
     _divides(step, batch.global_batch_size, f"{key}.global_batch_size", "micro_batch_size * data parallel size")

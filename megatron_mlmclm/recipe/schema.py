@@ -21,6 +21,8 @@ from megatron_mlmclm.recipe.phase import (
     steps_of,
 )
 
+Window = tuple[Annotated[int, Field(ge=-1)], Annotated[int, Field(ge=-1)]]
+
 
 class RopeScalingSection(Section):
     """How rotary frequencies are stretched for longer contexts; names and meanings are Hugging Face's."""
@@ -56,6 +58,8 @@ class ModelSection(Section):
     num_query_groups: Positive | None = None  # KV heads; None: as many as heads
     kv_channels: Positive | None = None  # head dimension; None: hidden_size / num_attention_heads
     seq_length: Positive
+    window_size: Window | None = None  # [left, right] neighbours that are seen, -1: no bound; a number is both
+    global_attn_every_n_layers: Positive | None = None  # with a window: the first and every n-th from it see all
     rotary_base: Positive = 10_000
     rope_scaling: RopeScalingSection | None = None
     layernorm_epsilon: Annotated[float, Field(gt=0)] = 1e-5
@@ -65,6 +69,11 @@ class ModelSection(Section):
     qk_layernorm: bool = False  # on each head's queries and keys, as Qwen3 has
     vocab_size: Positive | None = None  # ids that the model knows; None: as many as the tokenizer
     padded_vocab_size: Positive | None = None  # rows of the embedding; None: the tokenizer's, to a multiple of 128 * tp
+
+    @field_validator("window_size", mode="before")
+    @classmethod
+    def _both_sides(cls, value: object) -> object:
+        return [value, value] if isinstance(value, int) and not isinstance(value, bool) else value
 
     @property
     def kv_heads(self) -> int:
@@ -83,7 +92,13 @@ class DataSection(Section):
     tokenizer: str
     train: Annotated[list[SourceSection], Field(min_length=1)]
     valid: list[SourceSection] = []
+    packing: Literal["cut", "documents", "packed"] = "cut"  # how documents become samples; packed: `mlmclm pack` first
     num_workers: NonNegative = 0
+
+    @property
+    def blocks_documents(self) -> bool:
+        """Whether a position sees its own document alone: samples then say where documents end."""
+        return self.packing != "cut"
 
     @field_validator("train", "valid", mode="before")
     @classmethod
@@ -111,6 +126,7 @@ class ParallelSection(Section):
     tensor_model_parallel_size: Positive = 1
     pipeline_model_parallel_size: Positive = 1
     num_virtual_stages_per_pipeline_rank: Positive | None = None
+    context_parallel_size: Positive = 1  # ranks that share each sequence
     sequence_parallel: bool = False
     use_distributed_optimizer: bool = True
 
@@ -135,7 +151,7 @@ class StartSection(Section):
     checkpoint: str | None = Field(default=None, alias="from")  # run folder, checkpoints folder or iter_N folder
     hf: str | None = None  # folder with config.json and safetensors: its weights, step 0, a fresh optimizer
     data: Literal["continue", "restart"] = "continue"
-    allow: list[Literal["tokenizer", "data", "seq_length"]] = []  # what may differ from the checkpoint's run
+    allow: list[Literal["tokenizer", "data", "seq_length", "packing"]] = []  # what may differ from the checkpoint's run
     step: NonNegative = 0
     sample: NonNegative = 0
     place: NonNegative = 0

@@ -17,7 +17,15 @@ from megatron_mlmclm.loop import run as run_module
 from megatron_mlmclm.loop.forward import ForwardStep
 from megatron_mlmclm.model import masked_loss, predicted_logits, select_rows
 from megatron_mlmclm.model.init import sharded_tensors
-from tests.parallel.fixed import CHANGED_POSITION, LAST_POSITIONS, LAST_STEP, VOCAB_SIZE, fixed_sequences
+from tests.parallel import attention_probe
+from tests.parallel.fixed import (
+    CHANGED_POSITION,
+    LAST_POSITIONS,
+    LAST_STEP,
+    VOCAB_SIZE,
+    documents_of,
+    fixed_sequences,
+)
 
 
 @contextlib.contextmanager
@@ -36,6 +44,10 @@ def installed(names: list[str], steps: list[int], request, rank: int) -> Iterato
     run_module.model_config = with_probes
     if "batches" in names:
         run_module.ForwardStep = partial(_Recording, folder / "batches.txt")
+    if "documents" in names:
+        run_module.ForwardStep = _WithDocuments
+    if "patterns" in names:
+        _after_each_step(lambda step, chunk: attention_probe.save(step, chunk, folder, rank))
     if "perturbation" in names:
         _after_each_step(lambda step, chunk: _save_first_moved(step, chunk, request.recipe, folder, rank))
     if "logits" in names:
@@ -71,12 +83,24 @@ class _Recording(ForwardStep):
 
     def _recorded(self, data_iterator):
         batch = next(data_iterator)
-        names = ("inputs", "labels", "predicted", "view", "weight", "prefix")
+        names = ("inputs", "labels", "predicted", "weight", "prefix")
         with self._file.open("a") as file:
             for place in range(len(batch["view"])):
                 parts = b"".join(batch[name][place].numpy().tobytes() for name in names)
                 file.write(hashlib.sha256(parts).hexdigest() + "\n")
         yield batch
+
+
+class _WithDocuments(ForwardStep):
+    """Every sequence is cut into documents, and some end in padding, by what they hold."""
+
+    def __call__(self, data_iterator, model):
+        return super().__call__(self._cut(data_iterator), model)
+
+    def _cut(self, data_iterator):
+        batch = next(data_iterator)
+        documents = documents_of(batch["inputs"])
+        yield batch | {"documents": documents, "predicted": batch["predicted"] & (documents >= 0)}
 
 
 def _saving_gradients(inner, steps: list[int], folder: Path, rank: int):

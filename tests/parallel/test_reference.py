@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from megatron_mlmclm.convert.checkpoint import read_weights
 from megatron_mlmclm.convert.mapping import to_hugging_face
@@ -22,9 +22,10 @@ def requests(worlds):
     return {name: read_request(str(worlds.folder / f"{name}.yaml"), [], 1) for name in ("five", "every")}
 
 
-def llama(weights: dict[str, torch.Tensor], model) -> LlamaForCausalLM:
-    reference = LlamaForCausalLM(
-        LlamaConfig(
+def llama(weights: dict[str, torch.Tensor], model, kind=LlamaForCausalLM):
+    """transformers' model of these weights; `kind` may be another of the same shape."""
+    reference = kind(
+        kind.config_class(
             vocab_size=VOCABULARY,
             hidden_size=model.hidden_size,
             intermediate_size=model.ffn_hidden_size,
@@ -34,6 +35,7 @@ def llama(weights: dict[str, torch.Tensor], model) -> LlamaForCausalLM:
             rms_norm_eps=model.layernorm_epsilon,
             rope_parameters={"rope_type": "default", "rope_theta": float(model.rotary_base)},
             attn_implementation="eager",
+            pad_token_id=None,
         )
     )
     reference.load_state_dict(to_hugging_face(dict(weights), model, VOCABULARY))
