@@ -106,7 +106,8 @@ def open_source(folder: str | Path, *, allow_pickle: bool = False) -> Source:
             continue
         if pickled and not allow_pickle:
             raise UserError(
-                f"{path}: a pickle, which can hold code; convert it to safetensors, or trust it with --allow-pickle"
+                f"{path}: a pickle, which can hold code; convert it to safetensors, or trust it with `mlmclm import-hf"
+                " --allow-pickle`"
             )
         files = _indexed(path) if name.endswith(".json") else _whole(path, pickled)
         return Source(folder, files, pickled=pickled)

@@ -23,9 +23,12 @@ from megatron_mlmclm import platform
 from megatron_mlmclm.errors import UserError
 
 COMMON = "common_state/shard_0_1"  # where Megatron 0.19 keeps what is no tensor
-# Megatron's layers ask for a state beside their weights; it is None but for fp8.
+# Layers ask for a state beside their weights, under Transformer Engine norms do, too; it is None but for fp8.
 EXTRA_STATE = "_extra_state"
-WITH_EXTRA_STATE = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2")
+WITH_EXTRA_STATE = (
+    *("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2"),
+    *("self_attention.q_layernorm", "self_attention.k_layernorm"),
+)
 CHECKPOINT_VERSION = 3.0  # below 3 Megatron would turn QKV weights around when it loads them
 RELEASE = "release"  # Megatron's name for weights without iteration and optimizer
 
@@ -98,7 +101,8 @@ class _AtWriteTime(DefaultSavePlanner):
 
 def _extra_states(layers: int) -> list[str]:
     stacks = [f"decoder.layers.{linear}.{EXTRA_STATE}" for linear in WITH_EXTRA_STATE]
-    return [f"{stack}/shard_{layer}_{layers}" for stack in stacks for layer in range(layers)]
+    found = [f"{stack}/shard_{layer}_{layers}" for stack in stacks for layer in range(layers)]
+    return [*found, f"decoder.final_layernorm.{EXTRA_STATE}/shard_0_1"]
 
 
 def write_checkpoint(folder: Path, pieces: list[Piece], common: dict[str, Any]) -> None:

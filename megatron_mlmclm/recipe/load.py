@@ -26,18 +26,22 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     values = _read(find_recipe(path))
     for override in overrides:
         _apply(values, override)
-    source = _source(values.get("start"))
+    source = _source(values.get("start"), values.get("output"))
     if source is not None:
         values["model"] = _model_of(source, values.get("model") or {})
     return parse_recipe(values, str(path))
 
 
-def _source(start: Any) -> str | None:
-    """Where the config of the Hugging Face model lies that a run starts from, imported or not."""
+def _source(start: Any, output: Any) -> str | None:
+    """Where the config of the Hugging Face model lies that a run starts from, imported or not.
+
+    A run that has begun in the folder `output` has a copy of it there.
+    """
     if not isinstance(start, dict):
         return None
     if isinstance(start.get("hf"), str):
-        return start["hf"]
+        kept = Path(str(output)) / "source"
+        return start["hf"] if Path(start["hf"]).is_dir() or not kept.is_dir() else str(kept)
     imported = Path(str(start.get("from"))) / "source"
     return str(imported) if (imported / "config.json").is_file() else None
 

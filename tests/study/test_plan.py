@@ -12,12 +12,26 @@ from megatron_mlmclm.recipe.budget import KINDS
 from megatron_mlmclm.recipe.shown import masked
 from megatron_mlmclm.study import plan
 from megatron_mlmclm.study.tables import amount, equalised
+from tests.hf_models import make
 
 NODE = 8  # devices
+FROM_HF = "from-hf/"
 FORMS = Path(__file__).with_name("forms.yaml")  # one phase of every kind
 
 
-@pytest.mark.parametrize("name", preset_names())
+def test_presets_that_start_from_a_hugging_face_model(corpus, tmp_path):
+    """They take the model's shape from its folder, which is the user's."""
+    names = [name for name in preset_names() if name.startswith(FROM_HF)]
+    assert [name.removeprefix(FROM_HF) for name in names] == ["clm-detour", "mlm", "mntp"]
+    folder = make("llama", tmp_path / "llama", corpus.tokenizer, max_position_embeddings=2048)
+    for name in names:
+        recipe = load_recipe(name, [f"start.hf={folder}", f"data.tokenizer={corpus.tokenizer}"])
+        assert (recipe.model.num_layers, recipe.model.vocab_size) == (4, 1003)
+        plan(recipe)
+        check_recipe(recipe, NODE, 1003)
+
+
+@pytest.mark.parametrize("name", [name for name in preset_names() if not name.startswith(FROM_HF)])
 def test_every_preset_plans_and_would_start(name, capsys):
     dispatch(["plan", name])
     recipe = load_recipe(name)
