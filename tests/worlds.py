@@ -91,19 +91,6 @@ phases:
 optimizer: {{lr: 3.0e-3}}
 validation: {{interval: 100, samples: 16}}
 """
-<<<<<<< HEAD
-=======
-# A start from a Hugging Face model that no step changes: what is compared are the weights that came in.
-STARTED = """
-name: started
-output: set-by-case
-model: {{seq_length: 32}}
-data: {{tokenizer: {tokenizer}, train: {train}}}
-batch: {{micro_batch_size: 1, global_batch_size: 1}}
-phases: [{{objective: clm, steps: 1}}]
-optimizer: {{lr: 1.0e-300}}
-"""
->>>>>>> c9f9ab611335971a9e4a783e88a914df67f71c2c
 # Each direction in turn; the tests add documents or a window.
 ATTENTION = """
 name: attention
@@ -120,7 +107,6 @@ phases:
 optimizer: {{lr: 3.0e-3}}
 validation: {{interval: 6, samples: 8}}
 parallel: {{use_distributed_optimizer: false}}
-<<<<<<< HEAD
 """
 # A start from a Hugging Face model that no step changes: what is compared are the weights that came in.
 STARTED = """
@@ -131,8 +117,6 @@ data: {{tokenizer: {tokenizer}, train: {train}}}
 batch: {{micro_batch_size: 1, global_batch_size: 1}}
 phases: [{{objective: clm, steps: 1}}]
 optimizer: {{lr: 1.0e-300}}
-=======
->>>>>>> c9f9ab611335971a9e4a783e88a914df67f71c2c
 """
 TP2 = "parallel.tensor_model_parallel_size=2"
 PP2 = "parallel.pipeline_model_parallel_size=2"
@@ -143,20 +127,13 @@ VPP2 = "parallel.num_virtual_stages_per_pipeline_rank=2"
 PLAIN = "parallel.use_distributed_optimizer=false"
 OFTEN = "save_interval=4"
 TIED = "model.tie_embeddings=true"
-<<<<<<< HEAD
-=======
-LAYOUTS = {"tp1": "batch.global_batch_size=2", "tp2": TP2, "pp2": PP2}  # of two processes
->>>>>>> c9f9ab611335971a9e4a783e88a914df67f71c2c
 WINDOW = (
     "model.window_size=[5, 3]",
     "model.global_attn_every_n_layers=3",
     "phases=[{objective: clm, steps: 2}, {objective: mlm, steps: 2, mask_ratio: 0.4}]",
     "validation.interval=4",
 )
-<<<<<<< HEAD
 LAYOUTS = {"tp1": "batch.global_batch_size=2", "tp2": TP2, "pp2": PP2}  # of two processes
-=======
->>>>>>> c9f9ab611335971a9e4a783e88a914df67f71c2c
 RECOMPUTE = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
 
 
@@ -165,16 +142,8 @@ class Worlds:
 
     def __init__(self, folder: Path, corpus) -> None:
         self.folder = folder
-<<<<<<< HEAD
         texts = {"layouts": RECIPE, "five": FIVE, "every": EVERY, "attention": ATTENTION, "started": STARTED}
         for name, text in texts.items():
-=======
-        texts = (
-            *(("layouts", RECIPE), ("five", FIVE), ("every", EVERY)),
-            *(("attention", ATTENTION), ("started", STARTED)),
-        )
-        for name, text in texts:
->>>>>>> c9f9ab611335971a9e4a783e88a914df67f71c2c
             filled = text.format(tokenizer=corpus.tokenizer, train=corpus.train, valid=corpus.valid)
             (folder / f"{name}.yaml").write_text(filled)
         self.recipe = folder / "layouts.yaml"

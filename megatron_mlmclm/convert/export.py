@@ -65,7 +65,6 @@ def export_hf(
     folder, output, limit = find_checkpoint(checkpoint), Path(output), bytes_in(max_shard_size)
     with new_folder(output) as aside:
         origin = read_origin(folder)
-        _check_window(folder, origin.model)
         source = _tokenizer_folder(origin, tokenizer)
         vocabulary = Tokenizer.load(source)
         vocab_size = origin.model.vocab_size or vocabulary.vocab_size
@@ -83,15 +82,6 @@ def export_hf(
         carry_licence(origin.home / "source", aside)
         (aside / "README.md").write_text(model_card(origin, target, output.name), encoding="utf-8")
     return output
-
-
-def _check_window(checkpoint: Path, model: ModelSection) -> None:
-    """EuroBERT and Llama see the whole sequence: under them such a model would be another one, without a word."""
-    if model.window_size is not None:
-        raise UserError(
-            f"{checkpoint}: sees a window of {list(model.window_size)} (model.window_size), which no form it could have"
-            " in transformers here knows; train it on without the window to export it"
-        )
 
 
 def _tokenizer_folder(origin: Origin, named: str | Path | None) -> Path:

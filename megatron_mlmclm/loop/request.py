@@ -50,13 +50,8 @@ def read_request(path: str, extra: Sequence[str], world_size: int | None) -> Req
     overrides, flags = _split(extra)
     recipe = load_recipe(path, overrides)
     tokenizer = Tokenizer.load(recipe.data.tokenizer)
-<<<<<<< HEAD
-    recipe = settled(recipe, tokenizer.vocab_size)
-    check_flags(flags, recipe)
-=======
     recipe = settled(recipe, recipe.model.vocab_size or tokenizer.vocab_size)
-    _check_flags(flags, recipe)
->>>>>>> c9f9ab611335971a9e4a783e88a914df67f71c2c
+    check_flags(flags, recipe)
     recipe, trunk = find_start(recipe)
     check_recipe(recipe, world_size, tokenizer.vocab_size)
     vocabulary = _vocabulary(tokenizer, recipe)

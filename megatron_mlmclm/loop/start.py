@@ -71,15 +71,9 @@ def check_origin(trunk: Trunk, recipe: Recipe, found: dict[str, Any]) -> None:
         UserError: names both values and the flag.
     """
     for what, ours in found.items():
-<<<<<<< HEAD
         theirs = trunk.origin.get(what)
         if theirs is None or (what == "data" and recipe.start.data == "restart"):
             continue
-=======
-        if (trunk.recipe is None and what not in trunk.origin) or (what == "data" and recipe.start.data == "restart"):
-            continue
-        theirs = trunk.origin.get(what, "cut")  # a trunk that says no packing is older than the choice
->>>>>>> c9f9ab611335971a9e4a783e88a914df67f71c2c
         if theirs != ours and what not in recipe.start.allow:
             raise UserError(
                 f"start.from {trunk.checkpoint}: its {what} was {_shown(theirs)}, the recipe has {_shown(ours)};"

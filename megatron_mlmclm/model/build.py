@@ -68,17 +68,10 @@ def layer_spec(
     spec.submodules.input_layernorm = RMSNorm
     spec.submodules.pre_mlp_layernorm = RMSNorm
     attention = spec.submodules.self_attention
-<<<<<<< HEAD
     attention.params["attn_mask_type"] = kind
     attention.submodules.core_attention = SdpaCoreAttention
     if transformer.qk_layernorm:
         attention.submodules.q_layernorm = attention.submodules.k_layernorm = RMSNorm
-=======
-    attention.submodules.core_attention = SdpaCoreAttention
-    if transformer.qk_layernorm:
-        attention.submodules.q_layernorm = attention.submodules.k_layernorm = RMSNorm
-    attention.params["attn_mask_type"] = kind
->>>>>>> c9f9ab611335971a9e4a783e88a914df67f71c2c
     # A plain ModuleSpec would keep megatron's final norm, which refuses sequence parallelism.
     layers = get_num_layers_to_build(transformer, vp_stage=vp_stage)
     return TransformerBlockSubmodules(layer_specs=[spec] * layers, layer_norm=RMSNorm)
