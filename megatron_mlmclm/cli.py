@@ -14,6 +14,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "tokenizer": ("megatron_mlmclm.data.tokenizer_verb", "train a BPE tokenizer, or give an existing one a mask token"),
     "preprocess": ("megatron_mlmclm.data.preprocess", "text (.jsonl, .txt) -> Megatron indexed data (.bin, .idx)"),
     "inspect": ("megatron_mlmclm.data.inspect", "check indexed data and print what it holds"),
+    "pack": ("megatron_mlmclm.data.pack", "plan samples of whole documents, for data.packing: packed"),
     "plan": ("megatron_mlmclm.study.plan_verb", "what recipes will do: parameters, phases, tokens, FLOPs"),
     "train": ("megatron_mlmclm.launch", "train a recipe: validates it, then starts torchrun"),
     "export-hf": ("megatron_mlmclm.convert.export", "Megatron checkpoint -> Hugging Face encoder"),

@@ -86,6 +86,25 @@ def test_bin_and_idx_of_different_data(work, corpus):
     assert "mixed.bin" in refused(work, "inspect", "mixed")
 
 
+def test_a_plan_that_is_cut_or_of_other_data(work, corpus):
+    for end in (".bin", ".idx"):
+        shutil.copy(f"{corpus.valid}{end}", work / f"d{end}")
+    command = [sys.executable, "-m", "megatron_mlmclm.cli", "pack", "d", "--seq-length", "64"]
+    subprocess.run(command, cwd=work, env={"PYTHONPATH": str(ROOT)}, check=True, timeout=120)
+    packed = ["train", "r.yaml", "data.train=d", "data.packing=packed"]
+    whole = (work / "d.64.pack").read_bytes()
+    (work / "d.64.pack").write_bytes(whole[:-2])
+    for arguments in (packed, ["inspect", "d"]):
+        line = refused(work, *arguments)
+        assert "d.64.pack" in line and "cut" in line and "mlmclm pack d --seq-length 64" in line
+    (work / "d.64.pack").write_bytes(whole)
+    for end in (".bin", ".idx"):
+        shutil.copy(f"{corpus.train}{end}", work / f"d{end}")
+    assert "is of other data" in refused(work, *packed)
+    assert "no such file" in refused(work, "pack", "nowhere", "--seq-length", "64")
+    assert "--seq-length 0" in refused(work, "pack", "d", "--seq-length", "0")
+
+
 def without_mask(work: Path, corpus) -> str:
     shutil.copytree(corpus.tokenizer, work / "plain")
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
@@ -106,6 +125,50 @@ RECIPES = {
     ),
     "phase of zero steps": (["phases.1.steps=0"], ["phases.1.steps", "greater than 0"]),
     "unknown key": (["optimizer.warmup_stps=3"], ["optimizer.warmup_stps", "did you mean warmup_steps?"]),
+    "ratio of zero": (["phases.1.mask_ratio=0"], ["phases.1.mask_ratio", "greater than 0"]),
+    "ratio above one": (["phases.1.mask_ratio=1.2"], ["phases.1.mask_ratio", "less than or equal to 1"]),
+    "range above one": (
+        ["phases.1={objective: diffusion, steps: 2, mask_ratio: [0.5, 1.5]}"],
+        ["phases.1.mask_ratio.1", "1.5"],
+    ),
+    "shares": (["phases.1.corruption={mask: 0.8, random: 0.1}"], ["phases.1.corruption", "must sum to 1"]),
+    "spans longer than their maximum": (
+        ["phases.1.corruption={selection: spans, span: {mean: 5, max: 3}}"],
+        ["phases.1.corruption.span", "mean 5.0 is above max 3"],
+    ),
+    "ratio schedule longer than its phase": (
+        ["phases.1.mask_ratio={start: 0.5, end: 0.1, steps: 3}"],
+        ["phases.1.mask_ratio needs 3 steps, the phase has 2"],
+    ),
+    "phase shorter than its warm-up and decay": (
+        ["phases.1.lr={warmup_steps: 2, decay_steps: 1}"],
+        ["phases.1.lr.warmup_steps (2) + decay_steps (1)", "2 steps"],
+    ),
+    "run shorter than its warm-up and decay": (
+        ["optimizer.warmup_steps=3", "optimizer.decay_steps=2"],
+        ["optimizer.warmup_steps (3) + decay_steps (2)", "4 steps"],
+    ),
+    "reset of no optimizer": (["phases.0.optimizer=reset"], ["phases.0.optimizer: reset", "start.from"]),
+    "no length": (["phases.1={objective: mlm, mask_ratio: 0.4}"], ["phases.1 has no length", "tokens or samples"]),
+    "two lengths": (["phases.1.tokens=100"], ["phases.1", "one length"]),
+    "a layer that is not there": (["phases.1.freeze=[layers.0-2]"], ["phases.1.freeze names layers.2", "2 layers"]),
+    "a mix of one": (
+        ["phases.1={objective: mixed, steps: 2, parts: [{objective: clm, share: 1}]}"],
+        ["phases.1", "two or more parts"],
+    ),
+    "prefix of an mlm phase": (["phases.1.attention=prefix"], ["phases.1", "prefix is for clm"]),
+    "batch of a phase": (
+        ["phases.1.batch={micro_batch_size: 2, global_batch_size: 3}"],
+        ["phases.1.batch.global_batch_size (3)", "(2)"],
+    ),
+    "unknown packing": (["data.packing=best"], ["data.packing", "'cut', 'documents' or 'packed'"]),
+    "packed without a plan": (["data.packing=packed"], [".64.pack: no such plan", "mlmclm pack", "--seq-length 64"]),
+    "prefix across documents": (
+        ["data.packing=documents", "phases.0={objective: clm, steps: 2, attention: prefix, prefix: [0.2, 0.8]}"],
+        ["phases.0.attention: prefix", "data.packing: documents", "data.packing=cut"],
+    ),
+    "branch off nothing": (["start={from: nowhere}"], ["nowhere: no Megatron checkpoint"]),
+    "budget of nothing": (["compute={equal: steps, to: r.yaml}"], ["compute.equal", "predicted tokens"]),
     "processes": (["parallel.pipeline_model_parallel_size=2"], ["number of processes (1)", "(2)"]),
 }
 
@@ -121,6 +184,57 @@ FLAGS = {
 def test_bad_flag(work, case):
     flags, words = FLAGS[case]
     assert words in refused(work, "train", "r.yaml", *flags)
+
+
+PARTS = "[{objective: clm, share: 1}, {objective: mntp, share: 1, mask_ratio: 0.3}]"
+MIXED = f"phases.1={{objective: mixed, steps: 2, parts: {PARTS}}}"
+
+
+def test_a_mix_by_samples_under_cuda_graphs(work):
+    line = refused(work, "train", "r.yaml", MIXED, "--cuda-graph-impl", "local")
+    assert "--cuda-graph-impl" in line
+    assert "phases.1 (mixed)" in line
+
+
+def test_whole_words_of_a_tokenizer_that_does_not_tell_them(work):
+    from tokenizers import Tokenizer, models
+
+    pieces = {piece: number for number, piece in enumerate(["[MASK]", *"abcdefghijklmnopqrstuvwxyz "])}
+    (work / "letters").mkdir()
+    Tokenizer(models.BPE(pieces, [])).save(str(work / "letters" / "tokenizer.json"))
+    (work / "letters" / "tokenizer_config.json").write_text('{"mask_token": "[MASK]"}')
+    line = refused(work, "train", "r.yaml", "data.tokenizer=letters", "phases.1.corruption={selection: words}")
+    assert "letters" in line
+    assert "spans" in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (["model.seq_length=16"], ["seq_length was 32, the recipe has 16", "--allow seq_length"]),
+        (["data.train={valid}"], ["its data was", "--allow data"]),
+        (["data.tokenizer=other"], ["its tokenizer was", "--allow tokenizer"]),
+        (["seed=1"], ["seed 77", "seed 1", "start.data=restart"]),
+        (["model.hidden_size=128"], ["model.hidden_size is 64 there, 128"]),
+        (["parallel.use_distributed_optimizer=true"], ["plain", "distributed", "optimizer=reset"]),
+    ],
+)
+def test_a_branch_off_another_trunk(work, corpus, worlds, change, words):
+    """The trunk is a run of the layouts tests: TP1, plain optimizer."""
+    shutil.copytree(corpus.tokenizer, work / "other")
+    settings = json.loads((work / "other" / "tokenizer.json").read_text())
+    settings["normalizer"] = {"type": "Lowercase"}
+    (work / "other" / "tokenizer.json").write_text(json.dumps(settings))
+    for end in (".bin", ".idx"):  # without the sidecar, which would tell the tokenizer first
+        shutil.copy(f"{corpus.train}{end}", work / f"bare{end}")
+    data = f"data={{tokenizer: {corpus.tokenizer}, train: bare}}"
+    trunk = worlds.folder / "tp1" / "checkpoints" / "iter_0000008"
+    plain = "parallel.use_distributed_optimizer=false"
+    extra = [entry.format(valid=corpus.valid) for entry in change]
+    recipe = [data, "output=branch", f"start={{from: {trunk}}}", plain, *extra]
+    line = refused(work, "train", str(worlds.recipe), *recipe)
+    assert all(word in line for word in words), line
 
 
 @pytest.mark.slow

@@ -61,6 +61,26 @@ def test_the_terminal_is_ours(whole):
     assert len(after_recipe) == 9  # beside those: two validations and where the run is
 
 
+def test_another_batch_size_is_still_one_run(whole, corpus):
+    """Megatron fixes it for the life of a process: the ranks begin anew at the edge, and nobody need notice."""
+    work, _ = whole
+    smaller = "phases.1.batch={micro_batch_size: 1, global_batch_size: 2}"
+    command = [*COMMAND, "output=smaller", smaller, "data.num_workers=1"]
+    done = subprocess.run(command, cwd=work, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert done.stdout.count("name: small\n") == 1
+    assert [line.partition(",")[0] for line in done.stdout.splitlines() if line.startswith("phase ")] == [
+        "phase 0: clm",
+        "phase 1: mlm",
+    ]
+    records = list(map(json.loads, (work / "smaller" / "metrics.jsonl").read_text().splitlines()))
+    trained = [record for record in records if record["kind"] == "train"]
+    assert [record["step"] for record in trained] == list(range(1, 41))
+    assert [record["samples"] for record in trained[18:23]] == [76, 80, 82, 84, 86]
+    assert losses(work / "smaller")[:20] == losses(work / "whole")[:20]
+
+
 def test_what_megatron_says_is_in_the_logs(whole):
     work, _ = whole
     assert "iteration       40/      40" in (work / "whole" / "logs" / "rank_1.log").read_text()

@@ -10,6 +10,9 @@ import pytest
 import torch
 import yaml
 
+from megatron_mlmclm.cli import dispatch
+from megatron_mlmclm.data import Tokenizer
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -81,10 +84,10 @@ phases:
       - {{objective: clm, share: 1}}
       - {{objective: diffusion, share: 1, mask_ratio: [0.1, 0.5], weight: inverse_ratio}}
       - {{objective: clm, share: 1, name: prefix, attention: prefix, prefix: [0.2, 0.8]}}
-  - {{objective: clm, steps: 2, data: replay, batch: {{micro_batch_size: 4, global_batch_size: 4}}}}
+  - {{objective: clm, steps: 2, data: replay, batch: {{micro_batch_size: 4, global_batch_size: 16}}}}
   - {{objective: mlm, steps: 2, mask_ratio: 0.3, data: {valid}, attention: causal}}
 optimizer: {{lr: 3.0e-3}}
-validation: {{interval: 100, samples: 8}}
+validation: {{interval: 100, samples: 16}}
 """
 # Each direction in turn; the tests add documents or a window.
 ATTENTION = """
@@ -130,6 +133,19 @@ class Worlds:
             filled = text.format(tokenizer=corpus.tokenizer, train=corpus.train, valid=corpus.valid)
             (folder / f"{name}.yaml").write_text(filled)
         self.recipe = folder / "layouts.yaml"
+        self.short = self._short_documents(corpus)
+
+    def _short_documents(self, corpus) -> str:
+        """Indexed sentences of 13 to 15 tokens, two of which fill a sample all but some padding, and their plan."""
+        speeches = map(json.loads, (corpus.folder / "train.jsonl").read_text().splitlines())
+        sentences = [part for speech in speeches for part in speech["text"].split(". ") if part.strip()]
+        lengths = map(len, Tokenizer.load(corpus.tokenizer).encode_batch(sentences))
+        sentences = [part for part, length in zip(sentences, lengths, strict=True) if 12 <= length <= 14]
+        source, prefix = self.folder / "short.jsonl", str(self.folder / "short")
+        source.write_text("".join(json.dumps({"text": part}) + "\n" for part in sentences))
+        dispatch(["preprocess", str(source), "--tokenizer", corpus.tokenizer, "--output", prefix, "--workers", "1"])
+        dispatch(["pack", prefix, "--seq-length", "32"])
+        return prefix
 
     def case(
         self,
@@ -165,6 +181,21 @@ class Worlds:
             if kind in (only or kinds)
         ]
 
+    def packed(self, layout: str, *extra: str) -> list[dict]:
+        """Runs of ATTENTION without its prefix phase, on real documents: blocked where they are cut, and packed."""
+        data = (f"data.train={self.short}", f"data.valid={self.short}")
+        phases = f"phases={json.dumps(yaml.safe_load((self.folder / 'attention.yaml').read_text())['phases'][:2])}"
+        return [
+            self.case(
+                f"{packing}-packing-{layout}",
+                *(phases, f"data.packing={packing}", *data, *extra),
+                recipe="attention",
+                probes=("gradients",),
+                gradients=(1, 3),
+            )
+            for packing in ("documents", "packed")
+        ]
+
     def start(self, processes: int, cases: list[dict]) -> None:
         """Run the cases in one world of `processes`; on failure show what the ranks said."""
         file, logs = self.folder / f"cases_{processes}.json", self.folder / f"world_{processes}"
@@ -173,7 +204,7 @@ class Worlds:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
         command = [*torchrun, str(ROOT / "tests" / "parallel" / "world.py"), str(file), str(logs)]
-        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=900)
+        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=1800)
         assert done.returncode == 0, done.stderr[-6000:]
 
     def metrics(self, name: str, kind: str = "train") -> list[dict]:
@@ -238,8 +269,9 @@ def worlds(corpus, tmp_path_factory) -> Worlds:
                 for phases, workers in ((pieces[0], 0), (pieces[1], 2), (pieces[2], 4))
             ),
             case("every-tp1", recipe="every", probes=("gradients",), gradients=tuple(range(1, 19))),
-            *(case(f"branch-{kind}", *branch(kind), recipe="five") for kind in ("keep", "reset")),
+            *(case(f"branch-{kind}", *branch(kind), recipe="five", probes=("batches",)) for kind in ("keep", "reset")),
             *worlds.attention("tp1", patterns=True),
+            *worlds.packed("tp1"),
         ],
     )
     worlds.start(
@@ -262,6 +294,7 @@ def worlds(corpus, tmp_path_factory) -> Worlds:
             case("every-tp2-sp", TP2, SP, recipe="every"),
             *worlds.attention("tp2", TP2, patterns=True, only=("attention",)),
             *worlds.attention("cp2", CP2),
+            *worlds.packed("cp2", CP2),
             *worlds.attention("pp2-recompute", PP2, *RECOMPUTE, only=("documents", "window")),
         ],
     )
@@ -279,6 +312,7 @@ def worlds(corpus, tmp_path_factory) -> Worlds:
             case("branch-tp2-pp2", TP2, PP2, *branch("reset"), recipe="five"),
             case("every-dp2-pp2", PP2, "batch.global_batch_size=8", recipe="every"),
             *worlds.attention("cp4", CP4),
+            *worlds.packed("tp2-pp2", TP2, PP2, SP),
             *worlds.attention("tp2-cp2-sp", TP2, CP2, SP),
             *worlds.attention("cp2-pp2", CP2, PP2, only=("documents",)),
         ],

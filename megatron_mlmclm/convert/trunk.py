@@ -28,7 +28,7 @@ class Trunk:
         step: optimizer steps that made it.
         sample: samples they took.
         recipe: the run's resolved recipe, YAML.
-        origin: `tokenizer` and `data` fingerprints and `seq_length` of the run.
+        origin: `tokenizer` and `data` fingerprints, `seq_length` and `packing` of the run.
         optimizer: "distributed" or "plain", the form of the optimizer state in it; None where there is none.
     """
 

@@ -7,7 +7,8 @@ if TYPE_CHECKING:
     from megatron_mlmclm.data.blend import Blend, SampleId
     from megatron_mlmclm.data.dataset import EncoderDataset, Reading, Sources
     from megatron_mlmclm.data.indexed import IndexedReader, IndexedWriter, read_sidecar
-    from megatron_mlmclm.data.stream import TokenStream
+    from megatron_mlmclm.data.packed import PackedStream, open_stream
+    from megatron_mlmclm.data.stream import DocumentStream, Stream, TokenStream
     from megatron_mlmclm.data.tokenizer import Tokenizer
     from megatron_mlmclm.data.words import word_marks
 
@@ -21,20 +22,28 @@ _HOME = {
     "IndexedWriter": "indexed",
     "read_sidecar": "indexed",
     "word_marks": "words",
+    "PackedStream": "packed",
+    "open_stream": "packed",
+    "DocumentStream": "stream",
+    "Stream": "stream",
     "TokenStream": "stream",
     "Tokenizer": "tokenizer",
 }
 
 __all__ = [
     "Blend",
+    "DocumentStream",
     "EncoderDataset",
     "Reading",
     "IndexedReader",
     "IndexedWriter",
+    "PackedStream",
     "SampleId",
     "Sources",
+    "Stream",
     "TokenStream",
     "Tokenizer",
+    "open_stream",
     "read_sidecar",
     "word_marks",
 ]

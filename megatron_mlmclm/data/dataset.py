@@ -1,12 +1,10 @@
 """The n-th sample of a run, as a map-style dataset: a pure function that every rank evaluates for itself."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from megatron_mlmclm.data.blend import Blend
-from megatron_mlmclm.data.stream import TokenStream
+from megatron_mlmclm.data.stream import Stream
 from megatron_mlmclm.errors import UserError
 from megatron_mlmclm.objectives import Objective, hash_key
 
@@ -18,7 +16,7 @@ class Sources:
     """An endless blend of indexed datasets. `seed` orders it; `names` tell its sources apart in the keys of masks."""
 
     def __init__(
-        self, streams: Sequence[TokenStream], weights: Sequence[float], seed: int, names: Sequence[int | str] = ()
+        self, streams: Sequence[Stream], weights: Sequence[float], seed: int, names: Sequence[int | str] = ()
     ) -> None:
         self.streams = tuple(streams)
         self.names = tuple(names) or tuple(range(len(streams)))
@@ -54,8 +52,12 @@ class EncoderDataset:
     def __len__(self) -> int:
         return ENDLESS
 
-    def __getitem__(self, n: int) -> dict[str, np.ndarray | int | float]:
-        """Sample n: `inputs`, `labels` int64 [S], `predicted` bool [S], `view` and `prefix` int, `weight` float."""
+    def __getitem__(self, n: int) -> dict[str, Any]:
+        """Sample n: `inputs`, `labels` int64 [S], `predicted` bool [S], `view` and `prefix` int, `weight` float.
+
+        Where the streams tell documents apart also `documents`, int64 [S]: the number of each position's document, from
+        0 within the sample, -1 on padding, which comes last.
+        """
         reading = self._reading_of(n)
         source, epoch, index = reading.sources.blend.locate(reading.place)
         stream, name = reading.sources.streams[source], reading.sources.names[source]
@@ -65,8 +67,9 @@ class EncoderDataset:
             prefix = stream.reader.prefix
             raise UserError(f"{prefix}: token id {largest} is not in the tokenizer's vocabulary of {self._vocab_size}")
         key = hash_key("mask", self._seed, reading.mask_seed, name, epoch, index)
-        sample = reading.objective.make(tokens, key, reading.step)
-        return {
+        documents = stream.documents(index)
+        sample = reading.objective.make(tokens, key, reading.step, documents)
+        found = {
             "inputs": sample.inputs,
             "labels": sample.labels,
             "predicted": sample.predicted,
@@ -74,3 +77,6 @@ class EncoderDataset:
             "prefix": sample.prefix,
             "view": reading.view,
         }
+        if documents is not None:
+            found["documents"] = documents[:-1]
+        return found

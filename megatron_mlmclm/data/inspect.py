@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from megatron_mlmclm.data.indexed import IndexedReader, read_sidecar
+from megatron_mlmclm.data.plan_file import PackPlan, find_plans
 from megatron_mlmclm.errors import UserError
 
 CHUNK_TOKENS = 1 << 22
@@ -53,6 +54,10 @@ def _overview(reader: IndexedReader, sidecar: dict[str, Any]) -> Iterator[tuple[
         )
     else:
         yield "tokenizer", f"unknown ({reader.prefix}.json is not there)"
+    for seq_length in find_plans(reader.prefix):
+        plan = PackPlan(reader, seq_length)
+        plan.verify()
+        yield "packed", f"{plan.n_samples:,} samples of {seq_length:,}, {plan.padding:.2%} padding"
 
 
 def _deep_look(reader: IndexedReader, sidecar: dict[str, Any]) -> Iterator[tuple[str, str]]:

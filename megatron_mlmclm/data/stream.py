@@ -1,11 +1,38 @@
 """An indexed data set cut into samples of one length (DESIGN 4a.1): no index is built, none is cached."""
 
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from megatron_mlmclm.data.indexed import IndexedReader
 from megatron_mlmclm.errors import UserError
+
+
+class Stream(Protocol):
+    """Indexed data as samples of one length, by whatever packing: what order, blend and dataset need of it."""
+
+    reader: IndexedReader
+    seq_length: int  # S
+    n_samples: int
+
+    def sample(self, index: int) -> np.ndarray:
+        """Tokens of sample `index` (0 .. n_samples - 1): S inputs and the label after them, int64 [S + 1]."""
+        ...
+
+    def documents(self, index: int) -> np.ndarray | None:
+        """The document of each of those tokens, from 0 in the sample, int64 [S + 1], -1 on padding; None: one."""
+        ...
+
+    @property
+    def padding(self) -> float:
+        """The share of input positions that hold no token."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash that tells this data from other data; sequence length and packing play no part."""
+        ...
 
 
 class TokenStream:
@@ -40,6 +67,15 @@ class TokenStream:
         start = self._start(index)
         return self.reader.document_ends(start, start + self.seq_length + 1) - start
 
+    def documents(self, index: int) -> np.ndarray | None:  # noqa: ARG002 - see `Stream`
+        """None: here nobody asks which document a token belongs to."""
+        return None
+
+    @property
+    def padding(self) -> float:
+        """0: samples are full."""
+        return 0.0
+
     @property
     def fingerprint(self) -> str:
         """A hash that tells this data from other data; the sequence length plays no part."""
@@ -49,3 +85,13 @@ class TokenStream:
         if not 0 <= index < self.n_samples:
             raise IndexError(f"sample {index} of {self.n_samples} in {self.reader.prefix}")
         return index * self.seq_length
+
+
+class DocumentStream(TokenStream):
+    """The samples of `TokenStream`, which also say where their documents lie: their parts, where a cut went through."""
+
+    def documents(self, index: int) -> np.ndarray:
+        """The number of each token's document, from 0 in sample `index`, rising, int64 [S + 1]."""
+        begins = np.zeros(self.seq_length + 1, np.int64)
+        begins[self.document_starts(index)] = 1
+        return np.cumsum(begins)

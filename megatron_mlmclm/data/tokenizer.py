@@ -66,6 +66,11 @@ class Tokenizer:
         """Id of the filler token."""
         return self.roles.get("pad_token")
 
+    @property
+    def fill_id(self) -> int:
+        """What stands on padding: the filler token or, without one, EOS, or some id: nobody reads it."""
+        return next((number for number in (self.pad_id, self.eos_id) if number is not None), 0)
+
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids that are no text: every token with a part, and every added token marked special."""

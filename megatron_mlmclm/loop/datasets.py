@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from megatron_mlmclm.data import EncoderDataset, Reading, Sources, TokenStream
+from megatron_mlmclm.data import EncoderDataset, Reading, Sources
 from megatron_mlmclm.loop.request import Request
 from megatron_mlmclm.objectives import hash_key
-from megatron_mlmclm.recipe import Recipe, courses
+from megatron_mlmclm.recipe import courses
 
 VALIDATION_SEED = 0  # fixed: validation curves of all runs on the same data compare
 
@@ -69,11 +69,3 @@ def validation_dataset(request: Request) -> EncoderDataset:
         return Reading(sources, place, first + which, view.objective, view.mask_seed, step)
 
     return EncoderDataset(VALIDATION_SEED, reading_of, request.vocabulary.size)
-
-
-def open_streams(recipe: Recipe) -> dict[str, TokenStream]:
-    """Every indexed dataset that the recipe names, by its path. UserError where one is missing or too short."""
-    sections = [*recipe.data.train, *recipe.data.valid]
-    sections += [section for course in courses(recipe) for section in course.sources]
-    paths = dict.fromkeys(section.path for section in sections)
-    return {path: TokenStream(path, recipe.model.seq_length) for path in paths}

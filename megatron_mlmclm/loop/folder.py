@@ -16,7 +16,7 @@ from megatron_mlmclm.recipe.schema import OptimizerSection
 
 # A run that goes on must keep these; phases may be added or lengthened, and the warm-up and decay with them.
 FIXED = (
-    *("seed", "precision", "model", "batch.global_batch_size", "data.train", "validation", "start"),
+    *("seed", "precision", "model", "batch.global_batch_size", "data.train", "data.packing", "validation", "start"),
     "parallel.use_distributed_optimizer",  # the two keep their state in different forms
     *(f"optimizer.{key}" for key in OptimizerSection.model_fields if key not in ("warmup_steps", "decay_steps")),
 )

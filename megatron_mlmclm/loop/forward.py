@@ -11,10 +11,9 @@ from torch import Tensor
 
 from megatron_mlmclm.attention import Extent, Pattern, cut_sequence, extent_of, pattern_params, set_pattern, verify
 from megatron_mlmclm.model import PredictedRows, masked_loss, masked_scores, select_rows
-from megatron_mlmclm.phases import View
+from megatron_mlmclm.phases import TOTAL, View
 
 Report = dict[str, Tensor]
-TOTAL = "loss"  # of a phase with several objectives, beside each one's own
 PER_POSITION = ("inputs", "labels", "predicted", "positions")  # what is cut under context parallelism, [b, S]
 
 

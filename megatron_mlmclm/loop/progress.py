@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from megatron_mlmclm.aside import write_file
-from megatron_mlmclm.loop.forward import TOTAL
 from megatron_mlmclm.loop.validation import Evaluation
-from megatron_mlmclm.phases import Phase, StepResult
+from megatron_mlmclm.phases import TOTAL, Phase, StepResult
 from megatron_mlmclm.recipe import Recipe
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from megatron_mlmclm.convert import Trunk
-from megatron_mlmclm.data import Tokenizer, TokenStream, read_sidecar, word_marks
+from megatron_mlmclm.data import Stream, Tokenizer, open_stream, read_sidecar, word_marks
 from megatron_mlmclm.errors import UserError
 from megatron_mlmclm.loop.start import check_origin, find_start, origin
 from megatron_mlmclm.loop.views import measured_views, names_words, timeline_of
@@ -31,7 +31,7 @@ class Request:
     vocabulary: Vocabulary
     timeline: Timeline
     views: tuple[View, ...]
-    streams: dict[str, TokenStream]
+    streams: dict[str, Stream]
     origin: dict[str, Any]
     trunk: Trunk | None
 
@@ -44,9 +44,10 @@ def read_request(path: str, extra: Sequence[str], world_size: int | None) -> Req
     """
     overrides, flags = _split(extra)
     recipe = load_recipe(path, overrides)
-    check_flags(flags, recipe)
     tokenizer = Tokenizer.load(recipe.data.tokenizer)
-    recipe, trunk = find_start(settled(recipe, tokenizer.vocab_size))
+    recipe = settled(recipe, tokenizer.vocab_size)
+    check_flags(flags, recipe)
+    recipe, trunk = find_start(recipe)
     check_recipe(recipe, world_size, tokenizer.vocab_size)
     vocabulary = _vocabulary(tokenizer, recipe)
     timeline = timeline_of(recipe, vocabulary)
@@ -73,7 +74,7 @@ def _split(extra: Sequence[str]) -> tuple[list[str], list[str]]:
     while ALLOW in rest:
         at = rest.index(ALLOW)
         if at + 1 == len(rest):
-            raise UserError(f"{ALLOW} needs a name: tokenizer, data or seq_length")
+            raise UserError(f"{ALLOW} needs a name: tokenizer, data, seq_length or packing")
         allowed.append(rest[at + 1])
         del rest[at : at + 2]
     first_flag = next((i for i, text in enumerate(rest) if text.startswith("-")), len(rest))
@@ -123,13 +124,13 @@ def _vocabulary(tokenizer: Tokenizer, recipe: Recipe) -> Vocabulary:
     return Vocabulary(tokenizer.vocab_size, tokenizer.mask_id, tuple(sorted(tokenizer.special_ids)), words)
 
 
-def _open_streams(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, TokenStream]:
+def _open_streams(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Stream]:
     """Every indexed dataset that the recipe names, by its path."""
     sections = [*recipe.data.train, *recipe.data.valid, *(s for course in courses(recipe) for s in course.sources)]
     streams = {}
     for path in dict.fromkeys(section.path for section in sections):
         _check_sidecar(path, recipe, tokenizer)
-        streams[path] = TokenStream(path, recipe.model.seq_length)
+        streams[path] = open_stream(path, recipe.model.seq_length, recipe.data.packing, tokenizer.fill_id)
     return streams
 
 

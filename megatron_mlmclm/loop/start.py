@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from megatron_mlmclm.convert import Trunk, read_trunk
-from megatron_mlmclm.data import Tokenizer, TokenStream
+from megatron_mlmclm.data import Stream, Tokenizer
 from megatron_mlmclm.errors import UserError
 from megatron_mlmclm.recipe import Recipe, parse_recipe, place_after
 
@@ -56,13 +56,13 @@ def find_start(recipe: Recipe) -> tuple[Recipe, Trunk | None]:
 
 
 def check_origin(trunk: Trunk, recipe: Recipe, found: dict[str, Any]) -> None:
-    """Refuse a branch whose tokenizer, data or sequence length is not its trunk's, unless `start.allow` names it.
+    """Refuse a branch whose tokenizer, data, sequence length or packing is not its trunk's, unless allowed.
 
     Raises:
         UserError: names both values and the flag.
     """
-    for what in ("tokenizer", "data", "seq_length"):
-        theirs, ours = trunk.origin[what], found[what]
+    for what, ours in found.items():
+        theirs = trunk.origin.get(what, "cut")  # a trunk that says no packing is older than the choice
         if what == "data" and recipe.start.data == "restart":
             continue
         if theirs != ours and what not in recipe.start.allow:
@@ -72,10 +72,15 @@ def check_origin(trunk: Trunk, recipe: Recipe, found: dict[str, Any]) -> None:
             )
 
 
-def origin(recipe: Recipe, tokenizer: Tokenizer, streams: dict[str, TokenStream]) -> dict[str, Any]:
+def origin(recipe: Recipe, tokenizer: Tokenizer, streams: dict[str, Stream]) -> dict[str, Any]:
     """What a branch must share with its trunk; saved in every checkpoint."""
     data = [[streams[source.path].fingerprint, source.weight] for source in recipe.data.train]
-    return {"tokenizer": tokenizer.fingerprint, "data": data, "seq_length": recipe.model.seq_length}
+    return {
+        "tokenizer": tokenizer.fingerprint,
+        "data": data,
+        "seq_length": recipe.model.seq_length,
+        "packing": recipe.data.packing,
+    }
 
 
 def load_flags(recipe: Recipe, trunk: Trunk | None) -> Sequence[str]:

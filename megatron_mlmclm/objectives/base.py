@@ -47,16 +47,23 @@ class Sample:
     prefix: int = 0
 
 
+def of_inputs(documents: np.ndarray | None) -> np.ndarray | None:
+    """Of the documents of S + 1 tokens those of the S that are read."""
+    return None if documents is None else documents[:-1]
+
+
 class Objective(Protocol):
     """One way to train on a sequence. Stateless: the sample is a function of (tokens, key, step) alone."""
 
     name: str
     direction: str  # who may see whom unless the phase says otherwise: "causal" or "bidirectional"
 
-    def make(self, tokens: np.ndarray, key: int, step: int = 0) -> Sample:
+    def make(self, tokens: np.ndarray, key: int, step: int = 0, documents: np.ndarray | None = None) -> Sample:
         """Make a sample from S + 1 tokens (int64) of the stream.
 
         `key` (128 bits) names its random stream; `step` counts from 0 inside the phase, for what changes on the way.
+        `documents` numbers the document of each token, int64 [S + 1], -1 on padding; None: they are all of one. Padding
+        is neither hidden nor predicted, and no token is predicted from another document's.
         """
         ...
 

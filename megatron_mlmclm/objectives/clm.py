@@ -15,7 +15,8 @@ class Clm:
 
     `prefix`: shares (low, high) of the sequence, 0 < low <= high < 1, else UserError. The first P tokens, P drawn
     evenly between them, may then see each other in both directions (prefix-LM, as in T5, arXiv 1910.10683, 3.2.1), and
-    predicted is what comes after them: a label that the model can see is none.
+    predicted is what comes after them: a label that the model can see is none. A prefix belongs to the whole sample:
+    recipes refuse it where documents are told apart.
     """
 
     prefix: tuple[float, float] | None = None
@@ -26,11 +27,19 @@ class Clm:
         if self.prefix is not None and not 0.0 < self.prefix[0] <= self.prefix[1] < 1.0:
             raise UserError(f"prefix {list(self.prefix)}: give two shares [low, high] with 0 < low <= high < 1")
 
-    def make(self, tokens: np.ndarray, key: int, step: int = 0) -> Sample:  # noqa: ARG002 - the same at every step
+    def make(
+        self,
+        tokens: np.ndarray,
+        key: int,
+        step: int = 0,  # noqa: ARG002 - the same at every step
+        documents: np.ndarray | None = None,
+    ) -> Sample:
         """See `Objective.make`. A sequence of one token has no prefix."""
         positions = len(tokens) - 1
         prefix = self._length(positions, key) if self.prefix else 0
         predicted = np.arange(positions) >= prefix - 1
+        if documents is not None:
+            predicted &= (documents[1:] == documents[:-1]) & (documents[1:] >= 0)
         return Sample(inputs=tokens[:-1], labels=tokens[1:], predicted=predicted, prefix=prefix)
 
     def capacity(self, positions: int) -> int:

@@ -68,17 +68,30 @@ class Corruption:
         """See `length_thresholds`, uint64 [span_max - 1]."""
         return length_thresholds(self.span_mean, self.span_max)
 
-    def choose(self, tokens: np.ndarray, key: int, ratio: float, *, spare_first: bool = False) -> np.ndarray:
+    def choose(
+        self,
+        tokens: np.ndarray,
+        key: int,
+        ratio: float,
+        documents: np.ndarray | None = None,
+        *,
+        spare_first: bool = False,
+    ) -> np.ndarray:
         """Which of `tokens` (int64 [S]) are chosen at `ratio` in (0, 1], bool [S].
 
-        `spare_first`: never the first token; nor, of whole words, any other of the first word.
+        `documents`: the number of each token's document, int64 [S], -1 on padding, which is never chosen; None: they
+        are all of one. `spare_first`: never the first token of a document; nor, of whole words, any other of its first
+        word.
         """
         draws = draw_u64(key, len(tokens))
         eligible = ~np.isin(tokens, self.vocabulary.special_ids)
+        if documents is not None:
+            eligible &= documents >= 0
+        edges = _document_begins(len(tokens), documents)
         if self.selection == "words":
-            return self._words(tokens, eligible, draws, ratio, spare_first)
+            return self._words(tokens, eligible, draws, ratio, edges, spare_first)
         if spare_first:
-            eligible[:1] = False
+            eligible &= ~edges
         if self.selection == "bernoulli":
             return _below(eligible, draws, ratio)
         count = max(1, round(ratio * int(eligible.sum())))
@@ -101,16 +114,34 @@ class Corruption:
         return np.where(masked, self.vocabulary.mask_id, inputs)
 
     def _words(
-        self, tokens: np.ndarray, eligible: np.ndarray, draws: np.ndarray, ratio: float, spare_first: bool
+        self,
+        tokens: np.ndarray,
+        eligible: np.ndarray,
+        draws: np.ndarray,
+        ratio: float,
+        edges: np.ndarray,
+        spare_first: bool,
     ) -> np.ndarray:
-        """The draw of a word is that of its first token; a special token is a word of its own, and not eligible."""
-        begins = self.vocabulary.words.begins(tokens)
+        """The draw of a word is that of its first token; a special token is a word of its own, and not eligible.
+
+        `edges`: where a document begins, bool [S]; a word begins there too.
+        """
+        begins = self.vocabulary.words.begins(tokens) | edges
         firsts = np.flatnonzero(begins)
         candidates = eligible[firsts]
         if spare_first:
-            candidates[:1] = False
+            candidates &= ~edges[firsts]
         chosen = _below(candidates, draws[firsts], ratio)
         return chosen[np.cumsum(begins) - 1] & eligible
+
+
+def _document_begins(count: int, documents: np.ndarray | None) -> np.ndarray:
+    """Which of `count` tokens begin a document, bool [count]; the first one always does."""
+    begins = np.zeros(count, dtype=bool)
+    begins[:1] = True
+    if documents is not None:
+        begins[1:] = documents[1:] != documents[:-1]
+    return begins
 
 
 def _below(eligible: np.ndarray, draws: np.ndarray, ratio: float) -> np.ndarray:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from megatron_mlmclm.errors import UserError
-from megatron_mlmclm.objectives.base import Sample
+from megatron_mlmclm.objectives.base import Sample, of_inputs
 from megatron_mlmclm.objectives.corruption import Corruption
 from megatron_mlmclm.objectives.keyed import draw_share, hash_key
 
@@ -32,10 +32,16 @@ class Diffusion:
         if not 0.0 < self.low <= self.high <= 1.0:
             raise UserError(f"mask_ratio {self.low} to {self.high}: diffusion needs 0 < low <= high <= 1")
 
-    def make(self, tokens: np.ndarray, key: int, step: int = 0) -> Sample:  # noqa: ARG002 - the same at every step
+    def make(
+        self,
+        tokens: np.ndarray,
+        key: int,
+        step: int = 0,  # noqa: ARG002 - the same at every step
+        documents: np.ndarray | None = None,
+    ) -> Sample:
         """See `Objective.make`. The stream's next token (the last of `tokens`) is not used."""
         labels, ratio = tokens[:-1], self.ratio(key)
-        chosen = self.corruption.choose(labels, key, ratio)
+        chosen = self.corruption.choose(labels, key, ratio, of_inputs(documents))
         inputs = self.corruption.replace(labels, chosen, key)
         return Sample(inputs, labels, chosen, weight=1.0 / ratio if self.weighted else 1.0)
 

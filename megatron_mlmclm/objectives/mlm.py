@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatron_mlmclm.objectives.base import Sample
+from megatron_mlmclm.objectives.base import Sample, of_inputs
 from megatron_mlmclm.objectives.corruption import Corruption
 from megatron_mlmclm.objectives.ratio import Ratio, as_ratio
 
@@ -25,10 +25,10 @@ class Mlm:
     def __post_init__(self) -> None:
         object.__setattr__(self, "ratio", as_ratio(self.ratio))
 
-    def make(self, tokens: np.ndarray, key: int, step: int = 0) -> Sample:
+    def make(self, tokens: np.ndarray, key: int, step: int = 0, documents: np.ndarray | None = None) -> Sample:
         """See `Objective.make`. The stream's next token (the last of `tokens`) is not used."""
         labels = tokens[:-1]
-        chosen = self.corruption.choose(labels, key, self.ratio.at(step))
+        chosen = self.corruption.choose(labels, key, self.ratio.at(step), of_inputs(documents))
         return Sample(inputs=self.corruption.replace(labels, chosen, key), labels=labels, predicted=chosen)
 
     def capacity(self, positions: int) -> int:

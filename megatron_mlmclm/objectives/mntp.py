@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatron_mlmclm.objectives.base import Sample
+from megatron_mlmclm.objectives.base import Sample, of_inputs
 from megatron_mlmclm.objectives.corruption import Corruption
 from megatron_mlmclm.objectives.mlm import masked_capacity
 from megatron_mlmclm.objectives.ratio import Ratio, as_ratio
@@ -15,7 +15,7 @@ class Mntp:
     """MLM with a decoder's alignment: the label of a hidden token stands one position earlier.
 
     LLM2Vec's (arXiv 2404.05961) and Ettin's way out of a decoder, whose head has learned to name the next token. The
-    first token has no position before it and is never chosen. `ratio`: as for `Mlm`.
+    first token of a document has no position before it and is never chosen. `ratio`: as for `Mlm`.
     """
 
     corruption: Corruption
@@ -26,10 +26,10 @@ class Mntp:
     def __post_init__(self) -> None:
         object.__setattr__(self, "ratio", as_ratio(self.ratio))
 
-    def make(self, tokens: np.ndarray, key: int, step: int = 0) -> Sample:
+    def make(self, tokens: np.ndarray, key: int, step: int = 0, documents: np.ndarray | None = None) -> Sample:
         """See `Objective.make`. The stream's next token (the last of `tokens`) is a label nowhere: it is not hidden."""
         read = tokens[:-1]
-        chosen = self.corruption.choose(read, key, self.ratio.at(step), spare_first=True)
+        chosen = self.corruption.choose(read, key, self.ratio.at(step), of_inputs(documents), spare_first=True)
         predicted = np.append(chosen[1:], False)
         return Sample(inputs=self.corruption.replace(read, chosen, key), labels=tokens[1:], predicted=predicted)
 

@@ -21,11 +21,18 @@ class PseudoLikelihood:
     def __post_init__(self) -> None:
         self.vocabulary.need_mask()
 
-    def make(self, tokens: np.ndarray, key: int, step: int = 0) -> Sample:  # noqa: ARG002 - nothing is random here
-        """See `Objective.make`. A special token is left as it is and not predicted. IndexError past the sequence."""
+    def make(
+        self,
+        tokens: np.ndarray,
+        key: int,  # noqa: ARG002 - nothing is random here
+        step: int = 0,
+        documents: np.ndarray | None = None,
+    ) -> Sample:
+        """See `Objective.make`. Special tokens and padding are left alone. IndexError past the sequence."""
         labels = tokens[:-1]
         predicted = np.zeros(len(labels), dtype=bool)
-        predicted[step] = labels[step] not in self.vocabulary.special_ids
+        is_text = documents is None or documents[step] >= 0
+        predicted[step] = is_text and labels[step] not in self.vocabulary.special_ids
         return Sample(np.where(predicted, self.vocabulary.mask_id, labels), labels, predicted)
 
     def capacity(self, positions: int) -> int:

@@ -11,12 +11,13 @@ from megatron_mlmclm.phases.timeline import Phase, Timeline, View
 
 if TYPE_CHECKING:
     from megatron_mlmclm.phases.optimizer import Freezer, reset_optimizer, set_hyperparameters
-    from megatron_mlmclm.phases.step import StepResult, StepStart, set_rate, wrap_train_step
+    from megatron_mlmclm.phases.step import TOTAL, StepResult, StepStart, set_rate, wrap_train_step
 
 _HOME = {
     "Freezer": "optimizer",
     "StepResult": "step",
     "StepStart": "step",
+    "TOTAL": "step",
     "reset_optimizer": "optimizer",
     "set_hyperparameters": "optimizer",
     "set_rate": "step",
@@ -29,6 +30,7 @@ __all__ = [
     "Phase",
     "StepResult",
     "StepStart",
+    "TOTAL",
     "Timeline",
     "View",
     "alternating",

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from megatron.training import get_args, training
 
+TOTAL = "loss"  # of a phase with several objectives, beside each one's own
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -78,8 +80,7 @@ def wrap_train_step(on_start: Callable[[StepStart], None], on_end: Callable[[Ste
             iteration=iteration,
             **kwargs,
         )
-        # An objective that no sample of this step was for has no loss: 0 / 0.
-        reported = {name: value for name, value in result[0].items() if not math.isnan(value)} or result[0]
+        reported = _present(result[0])
         losses = {name: float(value) for name, value in reported.items()}
         grad_norm = None if result[5] is None else float(result[5])
         seconds, peak_memory = time.perf_counter() - began, torch.cuda.max_memory_allocated()
@@ -87,6 +88,13 @@ def wrap_train_step(on_start: Callable[[StepStart], None], on_end: Callable[[Ste
         return (reported, *result[1:])
 
     training.train_step = train_step
+
+
+def _present(losses: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Without the objectives that no sample of the step was for: 0 / 0. A loss that blew up has a total that did."""
+    if math.isnan(losses.get(TOTAL, math.nan)):
+        return losses
+    return {name: loss for name, loss in losses.items() if not math.isnan(loss)}
 
 
 def set_rate(start: StepStart, rate: float) -> None:

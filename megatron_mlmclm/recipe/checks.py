@@ -1,7 +1,7 @@
 """Combinations that cannot work, found before anything is started. Each message names both numbers."""
 
 from megatron_mlmclm.errors import UserError
-from megatron_mlmclm.recipe.phase import BatchSection, RatioSchedule, Stretch, steps_of
+from megatron_mlmclm.recipe.phase import BatchSection, RatioSchedule, Stretch
 from megatron_mlmclm.recipe.schema import Recipe
 
 
@@ -11,7 +11,6 @@ def check_recipe(recipe: Recipe, world_size: int | None, vocab_size: int) -> Non
     Raises:
         UserError: one line with the keys and both numbers.
     """
-    _check_lengths(recipe)
     _check_model(recipe)
     _check_layout(recipe, vocab_size)
     _check_schedule(recipe)
@@ -100,12 +99,6 @@ def _check_layout(recipe: Recipe, vocab_size: int) -> None:
         _divides(tp, model.padded_vocab_size, "model.padded_vocab_size", key)
 
 
-def _check_lengths(recipe: Recipe) -> None:
-    for number, phase in enumerate(recipe.phases):
-        if steps_of(phase, phase.batch or recipe.batch, recipe.model.seq_length) is None:
-            raise UserError(f"phases.{number} has no length: give it steps, tokens or samples")
-
-
 def _check_schedule(recipe: Recipe) -> None:
     optimizer = recipe.optimizer
     if optimizer.warmup_steps + optimizer.decay_steps > recipe.steps:
@@ -131,9 +124,14 @@ def _check_phase(recipe: Recipe, stretch: Stretch) -> None:
             f" {stretch.steps} steps"
         )
     for number, view in enumerate(phase.views):
+        part = f".parts.{number}" if phase.parts else ""
+        if view.direction == "prefix" and recipe.data.packing != "cut":
+            raise UserError(
+                f"{key}{part}.attention: prefix takes a sample for one text, data.packing: {recipe.data.packing} tells"
+                " its documents apart: set data.packing=cut, or leave attention and prefix out"
+            )
         ratio = view.mask_ratio
         if isinstance(ratio, RatioSchedule) and ratio.last_change > stretch.steps:
-            part = f".parts.{number}" if phase.parts else ""
             raise UserError(
                 f"{key}{part}.mask_ratio needs {ratio.last_change} steps, the phase has {stretch.steps}: shorten the"
                 " schedule or lengthen the phase"

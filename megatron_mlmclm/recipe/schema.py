@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
+from megatron_mlmclm.errors import UserError
 from megatron_mlmclm.recipe.phase import (
     BatchSection,
     NonNegative,
@@ -63,12 +64,13 @@ class DataSection(Section):
     tokenizer: str
     train: Annotated[list[SourceSection], Field(min_length=1)]
     valid: list[SourceSection] = []
+    packing: Literal["cut", "documents", "packed"] = "cut"  # how documents become samples; packed: `mlmclm pack` first
     num_workers: NonNegative = 0
 
     @property
     def blocks_documents(self) -> bool:
         """Whether a position sees its own document alone: samples then say where documents end."""
-        return False
+        return self.packing != "cut"
 
     @field_validator("train", "valid", mode="before")
     @classmethod
@@ -120,7 +122,7 @@ class StartSection(Section):
 
     checkpoint: str = Field(alias="from")  # run folder, checkpoints folder or iter_N folder
     data: Literal["continue", "restart"] = "continue"
-    allow: list[Literal["tokenizer", "data", "seq_length"]] = []  # what may differ from the checkpoint's run
+    allow: list[Literal["tokenizer", "data", "seq_length", "packing"]] = []  # what may differ from the checkpoint's run
     step: NonNegative = 0
     sample: NonNegative = 0
     place: NonNegative = 0
@@ -156,13 +158,16 @@ class Recipe(Section):
     def stretches(self) -> list[Stretch]:
         """The phases end to end, after the steps and samples of the checkpoint that the run starts from.
 
-        Only of a settled recipe: every phase has its length.
+        Raises:
+            UserError: a phase has no length.
         """
         step, sample = (self.start.step, self.start.sample) if self.start else (0, 0)
         found = []
         for ordinal, phase in enumerate(self.phases):
             batch = phase.batch or self.batch
             steps = steps_of(phase, batch, self.model.seq_length)
+            if steps is None:
+                raise UserError(f"phases.{ordinal} has no length: give it steps, tokens or samples")
             found.append(Stretch(ordinal, phase, batch, step + 1, steps, sample))
             step, sample = found[-1].last_step, found[-1].end_sample
         return found

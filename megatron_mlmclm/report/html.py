@@ -150,16 +150,20 @@ def duration(seconds: float) -> str:
 
 
 def validation_section(metrics: list[dict[str, Any]], scores: dict[str, Any] | None) -> str:
-    """Last and best validation losses, and the exported encoder against the unigram guess."""
+    """Last and best losses, accuracies, perplexities, and the exported encoder against the unigram guess."""
     records = valid_records(metrics)
     rows = []
     for name in sorted({name for record in records for name in record["losses"]}):
         points = [(record["losses"][name], record["step"]) for record in records if name in record["losses"]]
         (last, step), (best, at) = points[-1], min(points)
-        rows.append([name.upper(), f"{last:.3f} (step {step:,})", f"{best:.3f} (step {at:,})"])
+        right = records[-1].get("accuracies", {}).get(name)
+        shown = "" if right is None else f"{right:.1%}"
+        rows.append([name.upper(), f"{last:.3f} (step {step:,})", f"{best:.3f} (step {at:,})", shown])
+    perplexities = records[-1].get("perplexities", {}) if records else {}
+    rows += [[f"{name} perplexity", f"{value:,.1f}", "", ""] for name, value in perplexities.items()]
     parts = ["<h2>Validation</h2>"]
     if rows:
-        parts.append(table(["", "last loss", "best loss"], rows, numbers=True))
+        parts.append(table(["", "last loss", "best loss", "right, last"], rows, numbers=True))
     if scores:
         parts.append(
             f'<p class="note">Filling {scores["positions"]:,} masked tokens of held-out text; losses in nats.</p>'

@@ -1,7 +1,7 @@
 """RUN_DIR/metrics.jsonl: one checked record a line."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -18,6 +18,7 @@ class TrainRecord(TypedDict):
     phase: int
     objective: str
     loss: float
+    losses: NotRequired[dict[str, float]]  # of a phase with several objectives
     lr: float
     grad_norm: float | None
     tokens_per_s: float
@@ -26,12 +27,14 @@ class TrainRecord(TypedDict):
 
 
 class ValidRecord(TypedDict):
-    """One validation: objective -> loss in nats per predicted token."""
+    """One validation: by objective, loss in nats per predicted token, share of those tokens that were right."""
 
     kind: Literal["valid"]
     step: int
     phase: int
     losses: dict[str, float]
+    accuracies: NotRequired[dict[str, float]]  # from here on not in the files of older runs
+    perplexities: NotRequired[dict[str, float]]
     time: float
 
 

@@ -3,7 +3,10 @@
 import subprocess
 import sys
 
-ROOM = ("blend", "indexed", "inspect", "preprocess", "stream", "text", "tokenizer", "tokenizer_make", "tokenizer_verb")
+ROOM = (
+    *("blend", "fit", "indexed", "inspect", "pack", "packed", "plan_file", "preprocess", "stream", "text"),
+    *("tokenizer", "tokenizer_make", "tokenizer_verb"),
+)
 
 
 def test_no_heavy_import():

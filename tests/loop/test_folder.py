@@ -34,8 +34,9 @@ def test_layout_length_and_new_phases_may_change(saved):
     ("change", "key"),
     [
         ({"seed": 2}, "seed"),
-        ({"model": {**VALUES["model"], "hidden_size": 128}}, "model"),
+        ({"model": {**VALUES["model"], "hidden_size": 128}}, "model.hidden_size"),
         ({"data": {**VALUES["data"], "train": "data/c"}}, "data.train"),
+        ({"data": {**VALUES["data"], "packing": "documents"}}, "data.packing"),
         ({"batch": {"micro_batch_size": 2, "global_batch_size": 16}}, "batch.global_batch_size"),
         ({"phases": [{"objective": "clm", "steps": 6}, VALUES["phases"][1]]}, "phases.0.steps"),
         ({"phases": VALUES["phases"][:1]}, "phases.1"),

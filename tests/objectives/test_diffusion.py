@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_mlmclm.errors import UserError
-from megatron_mlmclm.objectives import Corruption, Diffusion, draw_u64, hash_key
+from megatron_mlmclm.objectives import Corruption, Diffusion, hash_key
 from tests.objectives.common import KEYS, RATIOS, SELECTIONS, TOKENS, VOCABULARY, chi_square, limit, mlm
 
 
@@ -46,9 +46,13 @@ def test_a_sequence_is_masked_at_its_ratio():
     assert abs(np.mean(deviations)) < 5 / np.sqrt(1_000)
 
 
-def test_the_ratio_is_no_word_of_the_tokens_stream():
-    words = {int(word) for i in range(1_000) for word in draw_u64(hash_key("ratio", hash_key(i)), 1)}
-    assert not any(words & set(draw_u64(hash_key(i), 3_000).tolist()) for i in range(1_000))
+def test_the_ratio_is_drawn_apart_from_the_tokens():
+    """Each of 64 positions is chosen as often as the ratios say: none shares its draw with the ratio."""
+    objective, tokens = diffusion(0.001, 1.0), np.full(65, 50)
+    ratios = np.array([objective.ratio(hash_key(i)) for i in range(5_000)])
+    counts = sum(objective.make(tokens, hash_key(i)).predicted for i in range(5_000))
+    deviations = (counts - ratios.sum()) / np.sqrt((ratios * (1 - ratios)).sum())
+    assert np.square(deviations).sum() < limit(64)
 
 
 @given(st.integers(1, 200_000), RATIOS)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_mlmclm.errors import UserError
-from megatron_mlmclm.objectives import Corruption, Mlm, Ramp, Vocabulary, draw_u64, hash_key
+from megatron_mlmclm.objectives import Corruption, Ramp, Vocabulary, draw_u64, hash_key
 from tests.objectives.common import (
     BERT,
     KEYS,
@@ -20,6 +20,7 @@ from tests.objectives.common import (
     VOCABULARY,
     chosen_by,
     mlm,
+    mntp,
     words_of,
 )
 
@@ -84,12 +85,12 @@ def test_exact_selection_chooses_the_rounded_count(tokens, key, ratio):
     assert predicted.sum() == (max(1, round(ratio * ordinary)) if ordinary else 0)
 
 
-@given(TOKENS, KEYS, st.integers(0, 20))
-def test_the_step_decides_the_ratio(tokens, key, step):
+@given(st.sampled_from([mlm, mntp]), TOKENS, KEYS, st.integers(0, 20))
+def test_the_step_decides_the_ratio(make, tokens, key, step):
     ramp = Ramp(0.9, 0.1, steps=10)
-    moving, still = (Mlm(Corruption(VOCABULARY), ratio) for ratio in (ramp, ramp.at(step)))
-    assert moving.make(tokens, key, step).predicted.tolist() == still.make(tokens, key).predicted.tolist()
-    assert moving.capacity(10_000) == mlm(0.9).capacity(10_000)
+    moving, still = make(ramp).make(tokens, key, step), make(ramp.at(step)).make(tokens, key)
+    assert moving.predicted.tolist() == still.predicted.tolist()
+    assert make(ramp).capacity(10_000) == make(0.9).capacity(10_000)
 
 
 # (name, ratio, selection, BERT's shares): predicted tokens, and checksums of `predicted` and `inputs`. Made before

@@ -32,7 +32,13 @@ def test_a_ramp_goes_from_its_start_to_its_end_and_stays(ramp, further):
     assert ramp.at(0) == (ramp.start if last else ramp.end)
     assert ramp.at(last + further) == ramp.end
     path = np.diff([ramp.at(step) for step in range(ramp.steps)])
-    assert (path * np.sign(ramp.end - ramp.start) >= 0).all()
+    assert (path * np.sign(ramp.end - ramp.start) >= -1e-15).all()  # but for rounding
+
+
+def test_rounding_leads_nowhere_outside_the_ends():
+    """(1 - x) * 0.3 + x * 0.3 is not 0.3 for every x."""
+    ramp = Ramp(0.3, 0.3, steps=1_000)
+    assert {ramp.at(step) for step in range(1_000)} == {0.3}
 
 
 def test_half_way():

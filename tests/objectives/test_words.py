@@ -1,11 +1,13 @@
 """Whole words: all of a word is hidden or none of it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 
 from megatron_mlmclm.errors import UserError
-from megatron_mlmclm.objectives import Corruption, Vocabulary, draw_u64, hash_key, threshold_u64
+from megatron_mlmclm.objectives import Corruption, Mlm, Vocabulary, draw_u64, hash_key, threshold_u64
 from tests.objectives.common import (
     KEYS,
     MASKED,
@@ -86,3 +88,10 @@ def test_words_are_hidden_at_the_ratio(name, ratio):
 def test_a_tokenizer_without_words_is_refused():
     with pytest.raises(UserError, match="whose words can be told.*selection: exact or spans"):
         Corruption(Vocabulary(size=100, mask_id=1), selection="words")
+
+
+@given(TOKENS, KEYS, RATIOS)
+def test_a_special_token_that_the_marks_take_for_text_is_still_never_hidden(tokens, key, ratio):
+    vocabulary = replace(VOCABULARY, special_ids=(*SPECIAL, 49))
+    sample = Mlm(Corruption(vocabulary, selection="words"), ratio).make(tokens, key)
+    assert not np.isin(tokens[:-1][sample.predicted], (*SPECIAL, 49)).any()

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from megatron.core import num_microbatches_calculator, parallel_state, rerun_state_machine
 from megatron.core.utils import unwrap_model
-from megatron.training import global_vars, training
+from megatron.training import get_args, global_vars, training
 
 from megatron_mlmclm.loop import run as run_module
 from megatron_mlmclm.loop.forward import ForwardStep
@@ -73,7 +73,7 @@ class _Recording(ForwardStep):
 
     def _recorded(self, data_iterator):
         batch = next(data_iterator)
-        names = ("inputs", "labels", "predicted", "view", "weight", "prefix")
+        names = ("inputs", "labels", "predicted", "weight", "prefix")
         with self._file.open("a") as file:
             for place in range(len(batch["view"])):
                 parts = b"".join(batch[name][place].numpy().tobytes() for name in names)
@@ -96,14 +96,12 @@ class _WithDocuments(ForwardStep):
 def _saving_gradients(inner, steps: list[int], folder: Path, rank: int):
     """Saves this rank's shards of every full gradient, and of the weights it was taken at, by global name and offset.
 
-    `steps` count from the start of the process.
+    `steps` count from 1 over the whole run.
     """
-    step = 0
 
     def finalize(model, num_tokens=None, *args, **kwargs):
-        nonlocal step
         inner(model, num_tokens, *args, **kwargs)
-        step += 1
+        step = get_args().curr_iteration + 1
         if step in steps:
             chunks = unwrap_model(model)
             weights = [shard for chunk in chunks for shard in _shards(chunk)]

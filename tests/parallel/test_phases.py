@@ -51,13 +51,16 @@ def test_every_objective_has_the_same_losses(worlds, layout):
 @pytest.mark.parametrize("step", EDGES)
 @pytest.mark.parametrize("layout", ["five-tp2-pp2", "five-pp2-recompute"])
 def test_every_gradient_is_the_same(worlds, layout, step):
-    """Full recomputation under a pipeline is where a pattern kept in the layers would give wrong gradients."""
+    """Full recomputation under a pipeline is where a pattern kept in the layers would give wrong gradients, by 0.98.
+
+    By step 13 the weights themselves have gone apart by rounding: that is what the bound allows for.
+    """
     expected, found = worlds.gradients("five-tp1", step), worlds.gradients(layout, step)
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
         rows = min(len(gradient), len(found[name]), 1003) if "embed" in name[0] or "output" in name[0] else None
         error = (found[name][:rows] - gradient[:rows]).norm()
-        assert error <= 5e-5 * gradient.norm(), f"{name}: relative error {error / gradient.norm():.1e}"
+        assert error <= 3e-4 * gradient.norm(), f"{name}: relative error {error / gradient.norm():.1e}"
 
 
 def test_batches_do_not_know_micro_batch_size_workers_or_pieces(worlds):
@@ -85,6 +88,10 @@ def test_a_branch_with_reset_is_the_unbroken_run(worlds):
     assert [line["step"] for line in worlds.metrics("branch-reset")] == list(range(9, 21))
 
 
+def test_branching_leaves_the_samples_unchanged(worlds):
+    assert hashes(worlds, "branch-reset") == hashes(worlds, "branch-keep") == hashes(worlds, "five-tp1")[64:]
+
+
 def test_a_branch_that_keeps_the_optimizer_goes_another_way_from_the_second_step(worlds):
     kept, reset = worlds.losses("branch-keep"), worlds.losses("branch-reset")
     assert kept[0] == reset[0]
@@ -109,4 +116,4 @@ def test_another_batch_size_is_one_run(worlds):
     """EVERY changes its batch after step 14 and again after 16: segments, one metrics file."""
     metrics = worlds.metrics("every-tp1")
     assert [line["step"] for line in metrics] == list(range(1, 19))
-    assert [line["samples"] for line in metrics[12:]] == [104, 112, 116, 120, 128, 136]
+    assert [line["samples"] for line in metrics[12:]] == [104, 112, 128, 144, 152, 160]

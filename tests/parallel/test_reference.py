@@ -14,7 +14,7 @@ from megatron_mlmclm.loop.request import read_request
 pytestmark = pytest.mark.slow
 
 VOCABULARY = 1003
-STEPS = [*(("five", step) for step in (1, 5, 9, 13, 17)), *(("every", step) for step in range(1, 15))]
+STEPS = [*(("five", step) for step in (1, 5, 9, 13, 17)), *(("every", step) for step in range(1, 19))]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def llama(weights: dict[str, torch.Tensor], model, kind=LlamaForCausalLM):
         )
     )
     reference.load_state_dict(to_hugging_face(dict(weights), model, VOCABULARY))
-    return reference
+    return reference.double()
 
 
 def stacked(named: dict[tuple, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -62,7 +62,7 @@ def mask(pattern, prefix: int, length: int) -> torch.Tensor:
         ]
         for row in range(length)
     ]
-    return torch.zeros(1, length, length).masked_fill(~torch.tensor(allowed), -math.inf)
+    return torch.zeros(1, length, length, dtype=torch.float64).masked_fill(~torch.tensor(allowed), -math.inf)
 
 
 def stack(samples: list[dict], name: str) -> torch.Tensor:
@@ -78,7 +78,7 @@ def reference_losses(model: LlamaForCausalLM, samples: list[dict], views) -> tup
     masks = [mask(pattern, prefix, length) for pattern, prefix in zip(patterns, column["prefix"].tolist(), strict=True)]
     logits = model(row["inputs"], attention_mask=torch.stack(masks)).logits
     losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), row["labels"], reduction="none")
-    return (losses * column["weight"].float()[:, None])[row["predicted"]], logits
+    return (losses * column["weight"][:, None])[row["predicted"]], logits
 
 
 @pytest.mark.parametrize(("name", "step"), STEPS)
@@ -91,9 +91,9 @@ def test_loss_and_gradient(worlds, requests, name, step):
     samples = [dataset[n] for n in range(first, first + stretch.batch.global_batch_size)]
     model = llama(stacked(worlds.weights(run, step)), recipe.model)
     losses, _ = reference_losses(model, samples, request.views)
-    loss = losses.sum() / len(losses)
+    loss = losses.sum() / len(losses)  # the mean over predicted tokens, whatever their weights
     loss.backward()
-    assert worlds.losses(run)[step - 1] == pytest.approx(float(loss), rel=2e-5)
+    assert worlds.losses(run)[step - 1] == pytest.approx(loss.item(), rel=1e-5)
     found = to_hugging_face(stacked(worlds.gradients(run, step)), recipe.model, VOCABULARY)
     frozen = stretch.phase.frozen
     for key, parameter in model.named_parameters():
@@ -101,7 +101,7 @@ def test_loss_and_gradient(worlds, requests, name, step):
             assert not found[key].any(), key
         else:
             error = (found[key] - parameter.grad).norm() / parameter.grad.norm()
-            assert error < 1e-4, f"{key}: relative error {error:.1e}"
+            assert error < 5e-4, f"{key}: relative error {error:.1e}"
 
 
 def test_validation_measures_what_it_says(worlds, requests):

@@ -79,6 +79,7 @@ def test_a_dumped_recipe_reads_back_the_same(file):
         ("phases", [], "phases"),
         ("data.train", [], "data.train"),
         ("data.train", [{"path": "a", "weight": -1}], "weight"),
+        ("data.packing", "pack", "data.packing: .*'cut', 'documents' or 'packed'"),
         ("optimizer.lr", "fast", "optimizer.lr"),
     ],
 )
@@ -157,6 +158,21 @@ def test_impossible_combinations_name_both_numbers(changes, world, numbers):
 def changed_section(values: dict, key: str, value) -> dict:
     section, _, name = key.partition(".")
     return {section: {**values.get(section, {}), name: value}}
+
+
+@pytest.mark.parametrize("packing", ["documents", "packed"])
+def test_a_prefix_is_refused_where_documents_are_told_apart(packing):
+    values = changed("phases.0.attention", "prefix")
+    values["phases"][0]["prefix"] = [0.2, 0.8]
+    check_recipe(parse_recipe(values, "r.yaml"), 1, vocab_size=1000)
+    values["data"]["packing"] = packing
+    with pytest.raises(UserError, match=f"phases.0.attention: prefix .* data.packing: {packing} .*data.packing=cut"):
+        check_recipe(parse_recipe(values, "r.yaml"), 1, vocab_size=1000)
+    part = {"objective": "clm", "attention": "prefix", "prefix": [0.2, 0.8], "share": 1}
+    parts = [{"objective": "mlm", "mask_ratio": 0.4, "share": 1}, part]
+    values["phases"] = [{"objective": "mixed", "steps": 10, "parts": parts}]
+    with pytest.raises(UserError, match="phases.0.parts.1.attention: prefix"):
+        check_recipe(parse_recipe(values, "r.yaml"), 1, vocab_size=1000)
 
 
 def test_validation_measures_the_phases_unless_told_otherwise(file):

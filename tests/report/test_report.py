@@ -151,6 +151,16 @@ def test_page_without_scores_or_validations(tmp_path: Path):
     assert "Validation" not in page.text
 
 
+def test_accuracies_and_perplexities_are_told(tmp_path: Path):
+    metrics = records()
+    metrics[-1] |= {"accuracies": {"mlm": 0.4567}, "perplexities": {"pseudo": 12.34}}
+    page = html.write_report(write_run(tmp_path / "run", metrics), None, tmp_path / "report.html")
+    text = (page or tmp_path / "report.html").read_text()
+    assert "45.7%" in text
+    assert "pseudo perplexity" in text
+    assert "12.3" in text
+
+
 def test_a_step_done_again_after_a_resume_counts_once():
     metrics = records()
     again = copy.deepcopy(metrics[4])
