@@ -98,7 +98,7 @@ def test_a_plan_that_is_cut_or_of_other_data(work, corpus):
     for end in (".bin", ".idx"):
         shutil.copy(f"{corpus.valid}{end}", work / f"d{end}")
     command = [sys.executable, "-m", "megatron_mlmclm.cli", "pack", "d", "--seq-length", "64"]
-    subprocess.run(command, cwd=work, env={"PYTHONPATH": str(ROOT)}, check=True, timeout=120)
+    subprocess.run(command, cwd=work, env={"PYTHONPATH": str(ROOT)}, check=True, timeout=300)
     packed = ["train", "r.yaml", "data.train=d", "data.packing=packed"]
     whole = (work / "d.64.pack").read_bytes()
     (work / "d.64.pack").write_bytes(whole[:-2])
@@ -257,7 +257,7 @@ def test_what_megatron_refuses(work, flags, words):
     """Found by the started ranks: one line all the same, and no recipe is recorded."""
     command = [sys.executable, "-m", "megatron_mlmclm.cli", "train", "r.yaml", "--nproc", "2", *flags]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2, done.stderr
     assert words in done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
@@ -296,7 +296,7 @@ def test_a_vocabulary_too_large_for_the_dtype(tmp_path):
 
 def test_the_process_itself_ends_with_status_two(work):
     command = [sys.executable, "-m", "megatron_mlmclm.cli", "train", "r.yaml", "phases.1.mask_ratio=0"]
-    done = subprocess.run(command, cwd=work, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=work, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
     assert done.stderr.startswith("mlmclm: error: ")
     assert done.stderr.count("\n") == 1, done.stderr

@@ -26,7 +26,7 @@ def test_every_command_in_the_docs_runs(corpus, tmp_path):
                 (tmp_path / text.splitlines()[0].removeprefix("# file: ")).write_text(text)
                 continue
             done = subprocess.run(
-                ["bash", "-euc", text], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+                ["bash", "-euc", text], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900
             )
             assert done.returncode == 0, f"{page}: {text}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
             ran += 1

@@ -39,7 +39,7 @@ def whole(corpus, tmp_path_factory):
     work = tmp_path_factory.mktemp("train")
     recipe = RECIPE.format(tokenizer=corpus.tokenizer, train=corpus.train, valid=corpus.valid)
     (work / "r.yaml").write_text(recipe)
-    done = subprocess.run(COMMAND, cwd=work, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(COMMAND, cwd=work, env=ENVIRONMENT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     return work, done
 
@@ -66,7 +66,7 @@ def test_another_batch_size_is_still_one_run(whole, corpus):
     work, _ = whole
     smaller = "phases.1.batch={micro_batch_size: 1, global_batch_size: 2}"
     command = [*COMMAND, "output=smaller", smaller, "data.num_workers=1"]
-    done = subprocess.run(command, cwd=work, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=work, env=ENVIRONMENT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert done.stdout.count("name: small\n") == 1
@@ -111,7 +111,7 @@ def test_a_killed_run_goes_on_bit_for_bit(whole):
     time.sleep(3)
     assert len(losses_so_far(work / "killed")) == reached < 40  # its ranks are gone, too
     again = [*COMMAND, "output=killed"]
-    done = subprocess.run(again, cwd=work, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(again, cwd=work, env=ENVIRONMENT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     assert losses(work / "killed") == losses(work / "whole")
 
