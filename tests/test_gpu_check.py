@@ -16,7 +16,9 @@ ENVIRONMENT = {**os.environ, "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": "
 @pytest.mark.slow
 def test_the_rehearsal_compares_and_measures(tmp_path):
     output = tmp_path / "found.json"
-    done = subprocess.run([*SCRIPT, "--rehearse", output], env=ENVIRONMENT, capture_output=True, text=True, timeout=1200)
+    done = subprocess.run(
+        [*SCRIPT, "--rehearse", output], env=ENVIRONMENT, capture_output=True, text=True, timeout=1200
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(output.read_text())
     assert len(found["losses"]["here"]) == 20
