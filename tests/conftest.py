@@ -5,10 +5,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import settings
 
 from megatron_mlmclm.cli import dispatch
 
 pytest_plugins = ["tests.worlds"]  # the session's torchrun worlds, for every folder of tests
+
+# Before any test is collected: how long an example takes says how busy the machine is, not whether it is right.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 ROOT = Path(__file__).parent.parent
 
