@@ -136,8 +136,8 @@ def to_config(family: Family, model: "ModelSection", **more: Any) -> "Pretrained
         )
     if model.window_size is not None:
         raise UserError(
-            f"the model sees a window of {list(model.window_size)} (model.window_size), which {family.architecture} has no"
-            " place for: it cannot be exported"
+            f"the model sees a window of {list(model.window_size)} (model.window_size), which {family.architecture}"
+            " has no place for: it cannot be exported"
         )
     scaling = model.rope_scaling
     rope = {"rope_type": "default"} if scaling is None else scaling.model_dump(exclude_none=True)
