@@ -14,7 +14,7 @@ import yaml
 
 from megatron_mlmclm.aside import new_folder
 from megatron_mlmclm.convert.checkpoint import CAUSAL, MODEL, TOKENIZER
-from megatron_mlmclm.convert.families.config import is_causal, model_values
+from megatron_mlmclm.convert.families.config import is_causal, read_model
 from megatron_mlmclm.convert.gguf import unpack
 from megatron_mlmclm.convert.mapping import blocks, entries, fused, global_shape, names
 from megatron_mlmclm.convert.shown import progress_bar
@@ -65,7 +65,7 @@ def import_hf(
     """
     output = Path(output)
     with new_folder(output) as aside, _unpacked(Path(folder), aside) as folder:
-        model = ModelSection.model_validate(model_values(folder))
+        model = read_model(folder)
         source = open_source(folder, allow_pickle=allow_pickle)
         check_source(source, model, model.vocab_size)
         vocabulary = Tokenizer.load(tokenizer or folder)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from megatron_mlmclm.aside import new_folder
 from megatron_mlmclm.convert.checkpoint import CAUSAL, MODEL, TOKENIZER, CheckpointReader, find_checkpoint
-from megatron_mlmclm.convert.families.config import model_values
+from megatron_mlmclm.convert.families.config import read_model
 from megatron_mlmclm.convert.importer import counted
 from megatron_mlmclm.convert.mapping import entries, global_shape, names
 from megatron_mlmclm.convert.origin import read_origin
@@ -86,7 +86,7 @@ def mixed(a: Tensor, b: Tensor, *, weight: float, spherical: bool) -> Tensor:
 
 def _merge_folders(first: Path, second: Path, aside: Path, mix: partial) -> None:
     """Files stay cut as those of `first` are."""
-    _same_model(first, second, *(ModelSection.model_validate(model_values(folder)) for folder in (first, second)))
+    _same_model(first, second, read_model(first), read_model(second))
     a, b = open_source(first), open_source(second)
     for name in {*a.shape} ^ {*b.shape}:
         raise UserError(f"{name} is in one of {first} and {second} alone")

@@ -80,6 +80,8 @@ SPOILED = {
     "config that is no JSON": (lambda d: (d / "config.json").write_text("{"), ["config.json"]),
     "value of another type": (config(hidden_size="48"), ["config.json", "hidden_size"]),
     "quantized": (config(quantization_config={"quant_method": "awq"}), ["quantized"]),
+    "no layers": (config(num_hidden_layers=0), ["config.json", "num_layers"]),
+    "key heads that do not divide the heads": (config(num_key_value_heads=3), ["(4)", "(3)"]),
     "no config": (lambda d: (d / "config.json").unlink(), ["config.json", "cannot be read"]),
     "no weights": (lambda d: [f.unlink() for f in d.glob("model*")], ["no weights there"]),
     "no tokenizer": (lambda d: (d / "tokenizer.json").unlink(), ["tokenizer.json"]),
@@ -224,3 +226,11 @@ def test_the_good_folder_is_whole(llama):
     """Else the refusals above would prove nothing."""
     with safe_open(shard_of(llama, NORM), framework="pt") as opened:
         assert NORM in opened.keys()  # noqa: SIM118
+
+
+@pytest.mark.parametrize("name", ["garbage.gguf", "nowhere.gguf"])
+def test_a_gguf_file_that_is_none(tmp_path, name):
+    """Whether the packages that read it are here or not."""
+    (tmp_path / "garbage.gguf").write_bytes(b"GGUF" + b"x" * 100)
+    line = refused(tmp_path, "import-hf", str(tmp_path / name), "--output", str(tmp_path / "out"))
+    assert name in line

@@ -1,4 +1,4 @@
-"""A recipe that starts from a Hugging Face model, or an imported one: what is read from there, what is refused."""
+"""A recipe that starts from a Hugging Face model, imported or not: what is read from there, and what is refused."""
 
 import json
 

@@ -68,6 +68,11 @@ def model_values(folder: str | Path) -> dict[str, Any]:
     for key, wanted in (("hidden_act", "silu"), ("mlp_bias", False)):
         if getattr(config, key, wanted) != wanted:
             raise UserError(f"{path}: {key} is {getattr(config, key)}, only {wanted} converts")
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise UserError(
+            f"{path}: num_attention_heads ({config.num_attention_heads}) is not divisible by num_key_value_heads"
+            f" ({config.num_key_value_heads})"
+        )
     theta, scaling = _rope(path, config.rope_parameters)
     window = getattr(config, "sliding_window", None)
     return {
@@ -87,6 +92,23 @@ def model_values(folder: str | Path) -> dict[str, Any]:
         "add_qkv_bias": _has_qkv_bias(family, config),
         "qk_layernorm": family.qk_norm,
     }
+
+
+def read_model(folder: str | Path) -> "ModelSection":
+    """`model_values` as the section of a recipe.
+
+    Raises:
+        UserError: as there; or a size is no size.
+    """
+    from pydantic import ValidationError
+
+    from megatron_mlmclm.recipe.schema import ModelSection
+
+    try:
+        return ModelSection.model_validate(model_values(folder))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"{Path(folder) / 'config.json'}: {first['loc'][0]}: {first['msg']}") from None
 
 
 def is_causal(folder: str | Path) -> bool:
@@ -136,8 +158,8 @@ def to_config(family: Family, model: "ModelSection", **more: Any) -> "Pretrained
         )
     if model.window_size is not None:
         raise UserError(
-            f"the model sees a window of {list(model.window_size)} (model.window_size), for which {family.architecture}"
-            " has no place: it cannot be exported"
+            f"the model sees a window of {list(model.window_size)} (model.window_size), which {family.architecture}"
+            " has no place for: it cannot be exported"
         )
     scaling = model.rope_scaling
     rope = {"rope_type": "default"} if scaling is None else scaling.model_dump(exclude_none=True)
