@@ -11,10 +11,8 @@ import signal
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,10 +23,10 @@ from megatron_mlmclm.aside import write_file
 from megatron_mlmclm.data.indexed import IndexedWriter, best_dtype, data_path
 from megatron_mlmclm.data.text import Piece, find_files, iter_pieces, parse_piece
 from megatron_mlmclm.data.tokenizer import Tokenizer
+from megatron_mlmclm.data.workers import in_order
 from megatron_mlmclm.errors import UserError
 
 SIDECAR_VERSION = 1
-PIECES_PER_WORKER = 2
 
 
 class Encoded(NamedTuple):
@@ -107,27 +105,7 @@ def preprocess(
 
 def encode_pieces(pieces: Iterable[Piece], tokenizer: str, text_key: str, workers: int) -> Iterator[Encoded]:
     """Tokenize `pieces`, in order. Errors: UserError of the first bad line, or when a worker is killed."""
-    if workers == 1:
-        encoder = _Encoder(tokenizer, text_key)
-        yield from map(encoder, pieces)
-        return
-    from concurrent.futures import Future, ProcessPoolExecutor
-    from concurrent.futures.process import BrokenProcessPool
-
-    # "spawn": a forked child would inherit the tokenizer's threads in whatever state they were.
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (tokenizer, text_key))
-    under_way: deque[Future[Encoded]] = deque()
-    try:
-        for piece in pieces:
-            under_way.append(pool.submit(_encode, piece))
-            if len(under_way) >= PIECES_PER_WORKER * workers:
-                yield under_way.popleft().result()
-        while under_way:
-            yield under_way.popleft().result()
-    except BrokenProcessPool as error:
-        raise UserError("a worker process was killed (out of memory?); run again with fewer --workers") from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    return in_order(_Encoder, (tokenizer, text_key), pieces, workers)
 
 
 class _Encoder:
@@ -148,28 +126,6 @@ class _Encoder:
         lengths = np.fromiter(map(len, filled), np.int32, len(filled))
         flat = np.fromiter(chain.from_iterable(filled), self.dtype, int(lengths.sum(dtype=np.int64)))
         return Encoded(flat, lengths, len(documents) - len(filled), len(piece.content))
-
-
-_worker: _Encoder
-
-
-def _start_worker(tokenizer: str, text_key: str) -> None:
-    global _worker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent alone answers it
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
-    _worker = _Encoder(tokenizer, text_key)
-
-
-def _leave_with_parent() -> None:
-    """End this worker when its parent is gone, however it went (SIGKILL runs no clean-up)."""
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def _encode(piece: Piece) -> Encoded:
-    return _worker(piece)
 
 
 def _nonempty(pieces: Iterator[Piece], inputs: list[str]) -> Iterator[Piece]:
