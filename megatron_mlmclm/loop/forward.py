@@ -10,10 +10,11 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from megatron_mlmclm.attention import Extent, Pattern, cut_sequence, extent_of, pattern_params, set_pattern, verify
-from megatron_mlmclm.model import PredictedRows, masked_loss, masked_scores, select_rows
+from megatron_mlmclm.model import Head, PredictedRows, masked_loss, masked_scores, select_rows
 from megatron_mlmclm.phases import TOTAL, View
 
 Report = dict[str, Tensor]
+ROWS_ON_CPU = 16  # where no kernel or graph wants static shapes, predicted rows are padded to a multiple of this
 PER_POSITION = ("inputs", "labels", "predicted", "positions")  # what is cut under context parallelism, [b, S]
 
 
@@ -25,10 +26,11 @@ class ForwardStep:
     objective's loss, right answers and count in float64, for `Validation` to collect.
     """
 
-    def __init__(self, views: Sequence[View], first_measured: int, vocab_size: int) -> None:
+    def __init__(self, views: Sequence[View], first_measured: int, vocab_size: int, head: Head) -> None:
         self._views = views
         self._first_measured = first_measured
         self._vocab_size = vocab_size
+        self._loss_of = partial(masked_loss, head=head)
         self._trained = range(first_measured)
         self._patterns: dict[int, Pattern] = {}
         self.evaluated: dict[str, Tensor] = {}
@@ -51,7 +53,7 @@ class ForwardStep:
             batch["positions"].to(device, non_blocking=True),
             None,
             packed_seq_params=attention,
-            output_processor=masked_loss if model.training else masked_scores,
+            output_processor=self._loss_of if model.training else masked_scores,
             output_processor_context=rows,
         )
         names = [self._views[number].name for number in numbers]
@@ -70,7 +72,9 @@ class ForwardStep:
 
     def _rows(self, batch: dict[str, Any], numbers: range) -> PredictedRows:
         present = {int(number) for number in batch["view"]}
-        capacity = max(self._views[number].objective.capacity(batch["inputs"].numel()) for number in present)
+        capacity = ROWS_ON_CPU
+        if torch.cuda.is_available():
+            capacity = max(self._views[number].objective.capacity(batch["inputs"].numel()) for number in present)
         parts = batch["view"] - numbers.start
         return select_rows(batch["predicted"], batch["labels"], capacity, self._vocab_size, batch["weight"], parts)
 

@@ -11,14 +11,22 @@ from megatron_mlmclm.aside import write_file
 from megatron_mlmclm.loop.validation import Evaluation
 from megatron_mlmclm.phases import TOTAL, Phase, StepResult
 from megatron_mlmclm.recipe import Recipe
+from megatron_mlmclm.recipe.budget import phase_cost
 
 
 class Progress:
-    """Writes metrics.jsonl (one JSON object per step or evaluation) and, every `log_interval` steps, a line."""
+    """Writes metrics.jsonl (one JSON object per step or evaluation) and, every `log_interval` steps, a line.
 
-    def __init__(self, recipe: Recipe, terminal: TextIO) -> None:
+    `ceiling`: FLOP/s that all ranks could do together. MFU is the share of it that the model's own arithmetic took,
+    that of an average step of the phase: nothing that is computed twice counts, and the head at predicted tokens only.
+    """
+
+    def __init__(self, recipe: Recipe, terminal: TextIO, vocab_size: int, ceiling: float) -> None:
         self._recipe = recipe
         self._terminal = terminal
+        self._vocab_size = vocab_size
+        self._ceiling = ceiling
+        self._step_flops = 0.0
         self._path = Path(recipe.output) / "metrics.jsonl"
         self._step_seconds: float | None = None
         self._phase: Phase | None = None
@@ -29,6 +37,8 @@ class Progress:
             self._keep_before(step)
         if self._phase is not phase:
             self._say(f"phase {phase.ordinal}: {phase.name}, attention {_attention(phase)}, from step {step}")
+            section, steps = self._recipe.phases[phase.ordinal], phase.samples // phase.batch
+            self._step_flops = phase_cost(self._recipe, section, steps, self._vocab_size).flops / steps
         self._phase = phase
 
     def step(self, result: StepResult, phase: Phase) -> None:
@@ -50,6 +60,7 @@ class Progress:
             lr=result.lr,
             grad_norm=result.grad_norm,
             tokens_per_s=tokens / result.seconds,
+            mfu=self._step_flops / (result.seconds * self._ceiling),
             peak_memory_gib=result.peak_memory / 2**30,
             samples=result.first_sample + phase.batch,
             time=time.time(),
@@ -59,7 +70,8 @@ class Progress:
             left = (last - result.step) * self._step_seconds
             self._say(
                 f"{phase.name:>6}  step {result.step}/{last}  loss {loss:.4f}  lr {result.lr:.2e}"
-                f"  {tokens / self._step_seconds:,.0f} tokens/s  {_clock(left)} left"
+                f"  {tokens / self._step_seconds:,.0f} tokens/s"
+                f"  MFU {self._step_flops / (self._step_seconds * self._ceiling):.0%}  {_clock(left)} left"
             )
 
     def evaluation(self, step: int, phase: Phase, found: Evaluation) -> None:

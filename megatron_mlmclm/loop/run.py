@@ -12,6 +12,8 @@ from megatron.core.enums import ModelType
 from megatron.training import pretrain
 from megatron.training.argument_utils import pretrain_cfg_container_from_args
 from megatron.training.arguments import parse_and_validate_args
+from megatron.training.models.gpt import GPTModelConfig
+from megatron.training.vocab_utils import calculate_padded_vocab_size
 
 from megatron_mlmclm.attention import te_refusal
 from megatron_mlmclm.convert import fill_weights, open_source
@@ -25,9 +27,10 @@ from megatron_mlmclm.loop.start import has_begun, load_flags
 from megatron_mlmclm.loop.steps import Steps
 from megatron_mlmclm.loop.validation import Evaluation, collector
 from megatron_mlmclm.loop.views import pattern_of
-from megatron_mlmclm.model import model_config
+from megatron_mlmclm.model import form_of, model_config
 from megatron_mlmclm.phases import Freezer, wrap_train_step
 from megatron_mlmclm.platform import transformer_implementation
+from megatron_mlmclm.platform.ceiling import matmul_ceiling
 from megatron_mlmclm.recipe import Segment, dump_recipe, megatron_flags
 
 
@@ -52,9 +55,14 @@ def run(request: Request, segment: Segment, terminal: TextIO, is_last_rank: bool
     if args.rank == 0:
         record_run(recipe)
         if segment.first_step == recipe.first_step:
-            print(args.mlmclm_recipe, *_padding(request), sep="\n", file=terminal, flush=True)
-    progress = Progress(recipe, terminal) if is_last_rank else None
-    forward_step = ForwardStep(request.views, len(request.timeline.views), request.model_vocab_size)
+            said = [args.mlmclm_recipe, *_padding(request), *_heads(request, config)]
+            print(*said, sep="\n", file=terminal, flush=True)
+    progress = None
+    if is_last_rank:
+        # Of all ranks, as if each were as fast as this one: they wait for it here.
+        ceiling = args.world_size * matmul_ceiling(args.params_dtype)
+        progress = Progress(recipe, terminal, request.model_vocab_size, ceiling)
+    forward_step = ForwardStep(request.views, len(request.timeline.views), request.model_vocab_size, recipe.head)
     steps = Steps(request, forward_step, freezer, progress)
     wrap_train_step(steps.start, steps.end)
     pretrain(
@@ -72,6 +80,22 @@ def _padding(request: Request) -> list[str]:
     """A line for each dataset whose packing leaves positions empty."""
     streams = request.streams.items()
     return [f"{path}: {stream.padding:.2%} of positions are padding\n" for path, stream in streams if stream.padding]
+
+
+def _heads(request: Request, config: GPTModelConfig) -> list[str]:
+    """A line for each phase: how its logits are had, and how many rows by columns of them a rank has."""
+    recipe, lines = request.recipe, []
+    columns, tp = config.vocab_size, recipe.parallel.tensor_model_parallel_size
+    if config.should_pad_vocab:
+        columns = calculate_padded_vocab_size(columns, config.make_vocab_size_divisible_by, tp, logging_enabled=False)
+    for stretch in recipe.stretches:
+        phase = request.timeline.phases[stretch.ordinal]
+        positions = stretch.batch.micro_batch_size * recipe.model.seq_length // recipe.parallel.context_parallel_size
+        rows = max(view.objective.capacity(positions) for view in phase.views)
+        form = form_of(recipe.head, tp)
+        rows = f"{positions:,}" if form == "dense" else f"up to {rows:,}"
+        lines.append(f"head of phase {stretch.ordinal}: {rows} of {positions:,} positions x {columns // tp:,}, {form}")
+    return lines
 
 
 def _weights(request: Request) -> Callable[[list], list] | None:

@@ -135,6 +135,11 @@ def has_nvidia_apex() -> bool:
     return has_file("apex", "optimizers") and find_spec("amp_C") is not None
 
 
+def has_liger() -> bool:
+    """Whether Liger's kernels are there."""
+    return has_file("liger_kernel", "transformers")
+
+
 def cuda_devices() -> tuple[tuple[Device, ...], str | None]:
     """(the CUDA devices, why torch could not be imported or None)."""
     try:

@@ -5,7 +5,7 @@ from pathlib import Path
 from megatron_mlmclm.recipe.phase import Segment
 from megatron_mlmclm.recipe.schema import Recipe
 
-# Where CUDA is absent: gloo, Megatron's own layers, and no fused kernels.
+# Where CUDA is absent: gloo, Megatron's own layers, and no fused kernels but those of `platform/kernels.py`.
 CPU_FLAGS = [
     "--distributed-backend",
     "gloo",
@@ -13,9 +13,7 @@ CPU_FLAGS = [
     "--transformer-impl",
     "local",
     "--no-masked-softmax-fusion",
-    "--no-bias-swiglu-fusion",
     "--no-bias-dropout-fusion",
-    "--no-gradient-accumulation-fusion",
     "--no-rope-fusion",
     "--no-persist-layer-norm",
 ]
@@ -136,7 +134,8 @@ def _files(recipe: Recipe, segment: Segment) -> list:
     return [
         *("--save", run / "checkpoints", "--save-interval", recipe.save_interval or recipe.last_step),
         *("--ckpt-format", "torch_dist", "--dist-ckpt-optim-fully-reshardable"),
-        *("--tensorboard-dir", run / "tensorboard", "--log-interval", 1),
+        # At its interval Megatron's own log gathers timers behind a barrier; metrics.jsonl needs neither.
+        *("--tensorboard-dir", run / "tensorboard", "--log-interval", recipe.log_interval),
         *("--dataloader-type", "single", "--num-workers", recipe.data.num_workers),
         *("--eval-interval", recipe.validation.interval),
         *("--eval-iters", recipe.evaluated_sequences // segment.batch.global_batch_size),

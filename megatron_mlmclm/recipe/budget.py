@@ -1,7 +1,7 @@
 """What a recipe costs, from the recipe alone: weights, tokens, predicted tokens, FLOPs; and phases cut to a budget."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -30,14 +30,25 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Cost:
-    """Tokens read, tokens predicted (expected), and floating point operations of forward and backward."""
+    """Tokens read, tokens predicted (expected), and FLOPs of forward and backward by what takes them.
+
+    `body`: the layers' weights; `attention`: scores and their sums over values; `head`: the output layer at predicted
+    tokens.
+    """
 
     tokens: float = 0.0
     predicted: float = 0.0
-    flops: float = 0.0
+    body: float = 0.0
+    attention: float = 0.0
+    head: float = 0.0
 
     def __add__(self, other: "Cost") -> "Cost":
-        return Cost(self.tokens + other.tokens, self.predicted + other.predicted, self.flops + other.flops)
+        return Cost(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def flops(self) -> float:
+        """All of them."""
+        return self.body + self.attention + self.head
 
     def of(self, kind: str) -> float:
         """The one of `KINDS`."""
@@ -54,16 +65,16 @@ def parameters(model: ModelSection, rows: int) -> Parameters:
     return Parameters(model.num_layers * layer + hidden, embedding, 0 if model.tie_embeddings else embedding)
 
 
-def training_flops(model: ModelSection, rows: int, tokens: float, predicted: float, *, seen: float) -> float:
-    """FLOPs of forward and backward over `tokens`, of which `predicted` reach the head.
+def training_cost(model: ModelSection, rows: int, tokens: float, predicted: float, *, seen: float) -> Cost:
+    """What forward and backward over `tokens` cost, of which `predicted` reach the head.
 
-    Six per weight and token (two forward, four backward); attention scores and their sum over values cost
+    Six FLOPs per weight and token (two forward, four backward); attention scores and their sum over values cost
     12 * layers * heads * head_dim * seq_length a token, times the share `seen` of pairs of positions that may see each
-    other: 1 where all do, 1/2 under causal attention.
+    other: 1 where all do, 1/2 under causal attention. What is recomputed does not count.
     """
-    weights = parameters(model, rows).layers
     scores = 12 * model.num_layers * model.num_attention_heads * model.head_dim * model.seq_length
-    return tokens * (6 * weights + scores * seen) + predicted * 6 * rows * model.hidden_size
+    body = tokens * 6 * parameters(model, rows).layers
+    return Cost(tokens, predicted, body, tokens * scores * seen, predicted * 6 * rows * model.hidden_size)
 
 
 def phase_cost(recipe: Recipe, phase: PhaseSection, steps: int, rows: int, until: int | None = None) -> Cost:
@@ -78,8 +89,7 @@ def phase_cost(recipe: Recipe, phase: PhaseSection, steps: int, rows: int, until
     batch = phase.batch or recipe.batch
     tokens = done * batch.global_batch_size * recipe.model.seq_length
     predicted, seen = (float(share[:done].mean()) for share in _shares(phase, steps, recipe.model))
-    flops = training_flops(recipe.model, rows, tokens, tokens * predicted, seen=seen)
-    return Cost(tokens, tokens * predicted, flops)
+    return training_cost(recipe.model, rows, tokens, tokens * predicted, seen=seen)
 
 
 def recipe_cost(recipe: Recipe, rows: int, but: int | None = None) -> Cost:

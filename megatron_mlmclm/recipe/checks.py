@@ -22,8 +22,10 @@ def check_recipe(recipe: Recipe, world_size: int | None, vocab_size: int) -> Non
             _check_world(recipe, key, batch, world_size)
 
 
-def check_platform(recipe: Recipe, layers: str, has_apex: bool) -> None:
-    """Refuse a run that could not be resumed. `layers` is "cpu", "cuda" (no Transformer Engine) or "te".
+def check_platform(recipe: Recipe, layers: str, has_apex: bool, has_liger: bool) -> None:
+    """Refuse a run that lacks what it asks for, or could not be resumed.
+
+    `layers` is "cpu", "cuda" (no Transformer Engine) or "te".
 
     On a GPU with neither Transformer Engine nor apex Megatron takes torch's AdamW, whose state its distributed
     optimizer saves but cannot load: it looks for one step per group, torch keeps one per parameter.
@@ -36,6 +38,11 @@ def check_platform(recipe: Recipe, layers: str, has_apex: bool) -> None:
             "parallel.use_distributed_optimizer on a GPU needs Transformer Engine or NVIDIA's apex (its checkpoints"
             " would not load): install one, or set parallel.use_distributed_optimizer=false"
         )
+    if recipe.head == "fused" and (layers == "cpu" or not has_liger):
+        missing = "a GPU" if layers == "cpu" else "liger-kernel (pip install 'megatron_mlmclm[liger]')"
+        raise UserError(f"head: fused needs {missing}; head=auto takes what there is")
+    if recipe.head == "fused" and recipe.parallel.tensor_model_parallel_size > 1:
+        raise UserError("head: fused needs parallel.tensor_model_parallel_size=1; head=chunked has no such bound")
 
 
 def _divides(divisor: int, number: int, what: str, by: str) -> None:

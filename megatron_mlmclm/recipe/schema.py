@@ -182,6 +182,8 @@ class Recipe(Section):
     output: str  # run folder
     seed: NonNegative = 1234
     precision: Literal["fp32", "bf16"] = "fp32"
+    # How the output layer's logits are had: those of predicted positions, whole or in chunks of the vocabulary, or all.
+    head: Literal["auto", "whole", "chunked", "fused", "dense"] = "auto"
     model: ModelSection
     data: DataSection
     batch: BatchSection

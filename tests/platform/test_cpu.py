@@ -44,6 +44,26 @@ def test_cuda_names_mean_the_cpu():
     assert made.type() == "torch.FloatTensor"
 
 
+def test_a_group_of_one_exchanges_nothing_and_larger_groups_do():
+    patches = {patch.name: patch.value for patch in cpu.megatron_patches()}
+    for name in ("dist_reduce_scatter_func", "dist_all_gather_func"):
+        whole = torch.ones(4)
+        assert patches[name](whole, whole.view(-1)) is None
+        with pytest.raises(ValueError, match="process group"):  # torch's own, which has no world here
+            patches[name](whole[:2], whole)
+
+
+def test_gradients_are_clipped_in_place_as_megatron_clips_them():
+    clip = {patch.name: patch.value for patch in cpu.megatron_patches()}["multi_tensor_scale_impl"]
+    first, second = torch.arange(3.0), torch.ones(2, 2)
+    kept = second.clone()
+    other = torch.empty(2, 2)
+    clip(2048 * 32, None, [[first, second], [first, other]], 0.5)
+    assert first.tolist() == [0.0, 0.5, 1.0]
+    assert torch.equal(other, kept / 2)
+    assert torch.equal(second, kept)
+
+
 @pytest.mark.parametrize("decoupled", [True, False])
 def test_the_adam_is_torchs(decoupled):
     generator = torch.Generator().manual_seed(0)

@@ -184,10 +184,26 @@ def test_validation_measures_the_phases_unless_told_otherwise(file):
 def test_a_distributed_optimizer_that_could_not_be_resumed_is_refused(file):
     recipe = load_recipe(file)
     for layers, has_apex in (("cpu", False), ("te", False), ("cuda", True)):
-        check_platform(recipe, layers, has_apex)
+        check_platform(recipe, layers, has_apex, has_liger=False)
     with pytest.raises(UserError, match="use_distributed_optimizer=false"):
-        check_platform(recipe, "cuda", has_apex=False)
-    check_platform(load_recipe(file, ["parallel.use_distributed_optimizer=false"]), "cuda", has_apex=False)
+        check_platform(recipe, "cuda", has_apex=False, has_liger=False)
+    check_platform(
+        load_recipe(file, ["parallel.use_distributed_optimizer=false"]), "cuda", has_apex=False, has_liger=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "layers", "has_liger", "said"),
+    [
+        ([], "cpu", True, "needs a GPU"),
+        ([], "te", False, "needs liger-kernel"),
+        (["parallel.tensor_model_parallel_size=2"], "te", True, "tensor_model_parallel_size=1"),
+    ],
+)
+def test_the_fused_head_says_what_it_needs(file, overrides, layers, has_liger, said):
+    check_platform(load_recipe(file, ["head=fused"]), "te", has_apex=True, has_liger=True)
+    with pytest.raises(UserError, match=said):
+        check_platform(load_recipe(file, ["head=fused", *overrides]), layers, has_apex=True, has_liger=has_liger)
 
 
 def test_a_window_is_flags_and_a_prefix_refuses_it(file):
