@@ -13,6 +13,7 @@ from megatron_mlmclm.objectives.spans import choose_spans, length_thresholds
 
 Selection = Literal["bernoulli", "exact", "words", "spans"]
 ALL = np.uint64(2**64 - 1)
+LOWER_HALF = np.uint64(2**32 - 1)
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,14 @@ class Corruption:
             )
 
     @cached_property
+    def is_text(self) -> np.ndarray:
+        """Whether each id stands for text, bool [vocabulary]."""
+        return ~np.isin(np.arange(self.vocabulary.size), self.vocabulary.special_ids)
+
+    @cached_property
     def ordinary(self) -> np.ndarray:
         """Ids that stand for text, int64 [vocabulary less specials]."""
-        return np.setdiff1d(np.arange(self.vocabulary.size), self.vocabulary.special_ids)
+        return np.flatnonzero(self.is_text)
 
     @cached_property
     def span_lengths(self) -> np.ndarray:
@@ -84,14 +90,14 @@ class Corruption:
         word.
         """
         draws = draw_u64(key, len(tokens))
-        eligible = ~np.isin(tokens, self.vocabulary.special_ids)
+        eligible = self.is_text[tokens]
         if documents is not None:
             eligible &= documents >= 0
-        edges = _document_begins(len(tokens), documents)
         if self.selection == "words":
+            edges = _document_begins(len(tokens), documents)
             return self._words(tokens, eligible, draws, ratio, edges, spare_first)
         if spare_first:
-            eligible &= ~edges
+            eligible &= ~_document_begins(len(tokens), documents)
         if self.selection == "bernoulli":
             return _below(eligible, draws, ratio)
         count = max(1, round(ratio * int(eligible.sum())))
@@ -102,16 +108,18 @@ class Corruption:
     def replace(self, tokens: np.ndarray, chosen: np.ndarray, key: int) -> np.ndarray:
         """What the model reads, int64 [S]: `tokens` with the `chosen` ones hidden.
 
-        The kinds and replacements are later words of the stream that `choose` began: other shares hide the same tokens.
+        A token's kind and its replacement are a later word of the stream that `choose` began: other shares hide the
+        same tokens. The word's size tells the kind; its lower half, on which that does not depend, the replacement.
         """
         if self.mask == 1.0:
             return np.where(chosen, self.vocabulary.mask_id, tokens)
-        kinds, words = draw_u64(key, 3 * len(tokens)).reshape(3, -1)[1:]
-        masked = chosen & (kinds <= threshold_u64(self.mask)) & (self.mask > 0.0)
-        kept = chosen & ~masked & (kinds > threshold_u64(self.mask + self.random))
-        drawn = self.ordinary[words % np.uint64(len(self.ordinary))]
-        inputs = np.where(chosen & ~masked & ~kept, drawn, tokens)
-        return np.where(masked, self.vocabulary.mask_id, inputs)
+        draws, inputs = draw_u64(key, len(tokens), start=len(tokens)), tokens.copy()
+        masked = chosen & (draws <= threshold_u64(self.mask)) if self.mask > 0.0 else np.zeros_like(chosen)
+        inputs[masked] = self.vocabulary.mask_id
+        # From here on few are left: by their places, which costs less than going over all.
+        (drawn,) = ((draws <= threshold_u64(self.mask + self.random)) & (chosen ^ masked)).nonzero()
+        inputs[drawn] = self.ordinary[(draws[drawn] & LOWER_HALF) % np.uint64(len(self.ordinary))]
+        return inputs
 
     def _words(
         self,

@@ -6,10 +6,35 @@ versions, which it does not for `Generator` methods.
 """
 
 import hashlib
+import threading
+from functools import lru_cache
 
 import numpy as np
 
 KeyPart = int | str
+WORD = 2**64 - 1
+
+
+class _Stream(threading.local):
+    """A generator for each thread, set to a key at each draw: a new one first gathers entropy, which takes longer."""
+
+    def __init__(self) -> None:
+        self.philox = np.random.Philox(key=0)
+
+    def begin(self, key: int, block: int) -> np.random.Philox:
+        """The generator before block number `block` (four words each) of the stream named by `key`."""
+        self.philox.state = {
+            "bit_generator": "Philox",
+            "state": {"counter": (block, 0, 0, 0), "key": (key & WORD, key >> 64)},
+            "buffer": (0, 0, 0, 0),
+            "buffer_pos": 4,  # none of it is left
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
+        return self.philox
+
+
+_stream = _Stream()
 
 
 def hash_key(*parts: KeyPart, bits: int = 128) -> int:
@@ -25,11 +50,13 @@ def hash_key(*parts: KeyPart, bits: int = 128) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-def draw_u64(key: int, count: int) -> np.ndarray:
-    """`count` independent uniform uint64 words of the stream named by `key` (128 bits), shape [count]."""
-    return np.random.Philox(key=key).random_raw(count)
+def draw_u64(key: int, count: int, start: int = 0) -> np.ndarray:
+    """Words `start` to `start + count` - 1 of the stream named by `key` (128 bits): uniform uint64 [count]."""
+    block, skipped = divmod(start, 4)
+    return _stream.begin(key, block).random_raw(skipped + count)[skipped:]
 
 
+@lru_cache(maxsize=64)
 def threshold_u64(probability: float) -> np.uint64:
     """The word below which a uniform uint64 falls with `probability` (1.0 maps to the largest word)."""
     return np.uint64(min(int(probability * 2.0**64), 2**64 - 1))

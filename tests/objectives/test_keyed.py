@@ -1,5 +1,7 @@
 """Invariant 2: draws are functions of their key, and neighbouring keys share nothing."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -29,6 +31,17 @@ def test_a_part_whose_text_may_change_is_refused():
 
 def test_a_longer_draw_begins_with_the_shorter_one():
     assert draw_u64(9, 100)[:10].tolist() == draw_u64(9, 10).tolist()
+
+
+def test_the_stream_is_numpys_philox_from_any_word_on():
+    """Whatever was drawn before, by whichever thread."""
+    for key in (0, 9, 2**64, 2**128 - 1):
+        words = np.random.Philox(key=key).random_raw(40).tolist()
+        for start in range(9):
+            assert draw_u64(key, 17, start).tolist() == words[start : start + 17]
+    with ThreadPoolExecutor(4) as pool:
+        drawn = list(pool.map(lambda key: draw_u64(key, 5000).sum(), [*range(50)] * 4))
+    assert drawn == [draw_u64(key, 5000).sum() for key in range(50)] * 4
 
 
 @pytest.mark.parametrize("position", range(5))

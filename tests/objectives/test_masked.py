@@ -93,18 +93,19 @@ def test_the_step_decides_the_ratio(make, tokens, key, step):
     assert make(ramp).capacity(10_000) == make(0.9).capacity(10_000)
 
 
-# (name, ratio, selection, BERT's shares): predicted tokens, and checksums of `predicted` and `inputs`. Made before
-# ratios moved out of `Corruption`: masks of finished runs must come out the same after any upgrade.
+# (name, ratio, selection, BERT's shares): predicted tokens, and checksums of `predicted` and `inputs`. The masks of
+# finished runs must come out the same after any upgrade. `predicted` was never made anew; `inputs` under BERT's shares
+# once, before the first release, when kind and replacement came to share a word.
 PINNED = {
     ("mlm", 0.15, "bernoulli", False): (34, 2699421463, 2757137622),
-    ("mlm", 0.4, "bernoulli", True): (107, 1898846743, 1967621029),
+    ("mlm", 0.4, "bernoulli", True): (107, 1898846743, 3082936407),
     ("mlm", 0.15, "exact", False): (44, 2692010827, 3451094737),
-    ("mlm", 0.4, "exact", True): (116, 220435106, 2610404962),
+    ("mlm", 0.4, "exact", True): (116, 220435106, 3998633617),
     ("mlm", 1e-09, "bernoulli", False): (1, 227076279, 2145996358),
     ("mntp", 0.15, "bernoulli", False): (33, 3842252089, 3136329177),
-    ("mntp", 0.4, "bernoulli", True): (106, 3855996612, 1563441586),
+    ("mntp", 0.4, "bernoulli", True): (106, 3855996612, 312593763),
     ("mntp", 0.15, "exact", False): (44, 504476125, 4025182941),
-    ("mntp", 0.4, "exact", True): (116, 1002809097, 3636600802),
+    ("mntp", 0.4, "exact", True): (116, 1002809097, 538204210),
     ("mntp", 1e-09, "bernoulli", False): (1, 2287248994, 2145996358),
 }
 
