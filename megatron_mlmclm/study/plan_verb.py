@@ -9,7 +9,7 @@ from megatron_mlmclm.errors import UserError
 from megatron_mlmclm.recipe import load_recipe
 from megatron_mlmclm.recipe.budget import KINDS
 from megatron_mlmclm.study.plan import plan
-from megatron_mlmclm.study.tables import comparison, equalised, timeline
+from megatron_mlmclm.study.tables import comparison, equalised, on_this_machine, timeline
 
 WIDTH = 120  # columns that a timeline needs; a narrower terminal wraps it
 
@@ -42,6 +42,9 @@ def run(args: argparse.Namespace) -> None:
     console.width = max(console.width, WIDTH)
     for each in plans:
         console.print(timeline(each))
+    ceilings = _ceilings({each.recipe.precision for each in plans})
+    for each in plans:
+        console.print(on_this_machine(each, ceilings[each.recipe.precision]), soft_wrap=True)
     if len(plans) > 1:
         console.print(comparison(plans))
     for other in plans[1:] if args.equal else []:
@@ -51,3 +54,13 @@ def run(args: argparse.Namespace) -> None:
 
         draw(plans[0], args.png)
         console.print(f"wrote {args.png}")
+
+
+def _ceilings(precisions: set[str]) -> dict[str, float]:
+    """FLOP/s of one rank here, by precision."""
+    import torch  # takes its time
+
+    from megatron_mlmclm.platform.ceiling import matmul_ceiling
+
+    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    return {precision: matmul_ceiling(dtypes[precision]) for precision in precisions}

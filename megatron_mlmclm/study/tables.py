@@ -8,6 +8,7 @@ from megatron_mlmclm.recipe.budget import KINDS, Cost, settle
 from megatron_mlmclm.recipe.phase import PartSection, PhaseSection
 from megatron_mlmclm.recipe.schema import ComputeSection
 from megatron_mlmclm.recipe.shown import labelled, masked, percent, turn
+from megatron_mlmclm.study.memory import rank_state
 from megatron_mlmclm.study.plan import PhasePlan, Plan
 
 LEFT = ("phase", "attention", "recipe")
@@ -79,7 +80,9 @@ def _notes(each: Plan) -> list[str]:
     weights, recipe = each.parameters, each.recipe
     notes = [
         f"{weights.total / 1e6:,.1f}M parameters ({weights.layers / 1e6:,.1f}M without embedding and head);"
-        f" {each.tokens_per_step:,} tokens a step"
+        f" {each.tokens_per_step:,} tokens a step",
+        _split(each.cost),
+        _held(each),
     ]
     if recipe.start:
         counts = "" if recipe.start.hf else f", data: {recipe.start.data}; steps count from there"
@@ -91,6 +94,31 @@ def _notes(each: Plan) -> list[str]:
         if said:
             notes.append(f"phases.{phase.stretch.ordinal}: {'; '.join(said)}")
     return notes
+
+
+def _split(cost: Cost) -> str:
+    """FLOPs of a token that is read: the head's are those of the share that is predicted."""
+    parts = {"body": cost.body, "attention": cost.attention, "head": cost.head}
+    shares = [f"{name} {amount(flops / cost.tokens)} ({flops / cost.flops:.0%})" for name, flops in parts.items()]
+    return f"FLOPs a token: {', '.join(shares)}"
+
+
+def _held(each: Plan) -> str:
+    """What the rank with most of the model holds."""
+    state, parallel = rank_state(each.recipe, each.rows), each.recipe.parallel
+    sharded = " over all data parallel ranks" if parallel.use_distributed_optimizer else ""
+    return (
+        f"bytes a rank: weights {amount(state.weights)}, gradients {amount(state.gradients)}, optimizer"
+        f" {amount(state.optimizer)}{sharded}; logits of all positions would take {amount(state.logits)}"
+    )
+
+
+def on_this_machine(each: Plan, ceiling: float) -> str:
+    """One line: how fast it multiplies matrices, FLOP/s, and how long that takes for the plan's FLOPs."""
+    hours = each.flops / ceiling / 3600
+    time = f"{hours:,.1f} hours" if hours >= 1 else f"{hours * 60:,.1f} minutes"
+    rate = f"{amount(ceiling)} FLOP/s in {each.recipe.precision}"
+    return f"{each.name}: one rank on this machine multiplies matrices at {rate}: {time} at an MFU of 100%"
 
 
 def _said(phase: PhaseSection) -> list[str]:

@@ -77,6 +77,18 @@ def test_parameters_are_those_that_transformers_counts():
     assert plan(recipe).parameters.total == counted
 
 
+def test_flops_are_split_into_body_attention_and_head(capsys):
+    found = plan(load_recipe("paper/610m-mlm40-42k", []))
+    model, cost = found.recipe.model, found.cost
+    assert cost.body == pytest.approx(6 * found.parameters.layers * cost.tokens)
+    assert cost.head == pytest.approx(6 * found.rows * model.hidden_size * cost.predicted)
+    heads = model.num_attention_heads * model.head_dim
+    assert cost.attention == pytest.approx(12 * model.num_layers * heads * model.seq_length * cost.tokens)
+    assert cost.flops == cost.body + cost.attention + cost.head
+    dispatch(["plan", "paper/610m-mlm40-42k"])
+    assert f"head {amount(cost.head / cost.tokens)} ({cost.head / cost.flops:.0%})" in capsys.readouterr().out
+
+
 def test_flops_count_the_head_for_predicted_tokens_only():
     clm = plan(load_recipe("paper/210m-mlm40-42k", ["phases=[{objective: clm, steps: 42000}]"]))
     mlm = plan(load_recipe("paper/210m-mlm40-42k"))
