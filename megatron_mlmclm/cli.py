@@ -22,6 +22,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "merge": ("megatron_mlmclm.convert.merge", "average the weights of two models"),
     "fill-mask": ("megatron_mlmclm.evaluate.fill_mask", "score mask filling on held-out text against a unigram guess"),
     "report": ("megatron_mlmclm.report.verb", "curves (PNG) and a one-page HTML report of a run"),
+    "bench": ("megatron_mlmclm.bench", "compare speed and memory with peers, by the scripts of a checkout"),
 }
 
 

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,31 @@ def test_every_key_of_a_recipe_is_in_its_page():
         section = field.annotation
         for key in getattr(section, "model_fields", {}):
             assert f"`{key}`" in page, f"{name}.{key}"
+
+
+def test_keys_that_the_bridge_page_names_exist():
+    from megatron_mlmclm.recipe.phase import PhaseSection
+    from megatron_mlmclm.recipe.schema import Recipe
+
+    def check(key: str) -> None:
+        section = Recipe
+        for name in key.replace("phases.0", "phases").split("."):
+            fields = {field.alias or plain: field for plain, field in section.model_fields.items()}
+            assert name in fields, key
+            kind = fields[name].annotation
+            section = PhaseSection if name == "phases" else next(iter(typing.get_args(kind)), kind)
+
+    table = (ROOT / "docs" / "megatron-bridge.md").read_text().partition("## Fields")[2].partition("Overrides are")[0]
+    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| `")]
+    assert len(rows) > 20
+    for theirs, ours, *_ in rows:
+        named = [key.partition(":")[0] for key in re.findall(r"`([^`]+)`", ours)]
+        for key in named:
+            if key.endswith("."):  # "`model.`, the same names"
+                for name in re.findall(r"`([^`]+)`", theirs):
+                    check(key + name.rpartition(".")[2])
+            elif key not in ("documents", "packed", "shape", "{path, weight}"):
+                check(key)
 
 
 def test_files_that_the_readme_names_exist():

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from megatron_mlmclm.recipe import load_recipe
+from megatron_mlmclm.study import plan
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.slow
@@ -30,7 +32,9 @@ save_interval: 6
 """
 COMMAND = [sys.executable, "-m", "megatron_mlmclm.cli", "train", "r.yaml", "--nproc", "2"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
-LINE = re.compile(r" +(clm|mlm)  step \d+/40  loss \d+\.\d+  lr \d\.\d+e-\d\d  [\d,]+ tokens/s  \d:\d\d:\d\d left")
+LINE = re.compile(
+    r" +(clm|mlm)  step \d+/40  loss \d+\.\d+  lr \d\.\d+e-\d\d  [\d,]+ tokens/s  MFU \d+%  \d:\d\d:\d\d left"
+)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +62,25 @@ def test_the_terminal_is_ours(whole):
         "phase 0: clm, attention causal, from step 1",
         "phase 1: mlm, attention bidirectional, from step 21",
     ]
-    assert len(after_recipe) == 9  # beside those: two validations and where the run is
+    heads = [line for line in after_recipe if line.startswith("head")]
+    assert heads == [f"head of phase {phase}: up to 64 of 64 positions x 512, chunked" for phase in (0, 1)]
+    assert len(after_recipe) == 11  # beside those: two validations and where the run is
+
+
+def test_mfu_follows_from_the_speed_and_what_the_phase_costs(whole):
+    """A token of the CLM phase is all predicted, under half the attention; the ceiling is one of the whole run."""
+    work, _ = whole
+    records = map(json.loads, (work / "whole" / "metrics.jsonl").read_text().splitlines())
+    shares = {"clm": [], "mlm": []}
+    for record in records:
+        if record["kind"] == "train":
+            shares[record["objective"]].append(record["mfu"] / record["tokens_per_s"])
+    phases = plan(load_recipe(str(work / "whole" / "recipe.yaml"))).phases
+    costs = [phase.cost.flops / phase.cost.tokens for phase in phases]
+    clm, mlm = shares.values()
+    assert clm == pytest.approx([clm[0]] * 20) and mlm == pytest.approx([mlm[0]] * 20)
+    assert clm[0] / mlm[0] == pytest.approx(costs[0] / costs[1])
+    assert clm[0] > 0
 
 
 def test_another_batch_size_is_still_one_run(whole, corpus):

@@ -125,6 +125,7 @@ CP4 = "parallel.context_parallel_size=4"
 SP = "parallel.sequence_parallel=true"
 VPP2 = "parallel.num_virtual_stages_per_pipeline_rank=2"
 PLAIN = "parallel.use_distributed_optimizer=false"
+CHUNKED, DENSE = "head=chunked", "head=dense"  # the others have the logits of predicted positions whole
 OFTEN = "save_interval=4"
 TIED = "model.tie_embeddings=true"
 WINDOW = (
@@ -294,21 +295,21 @@ def worlds(corpus, tmp_path_factory) -> Worlds:
         [
             case("dp2", OFTEN),
             *(case(f"dp2-from-{step}", resume=("dp2", step)) for step in (4, 8, 12)),
-            case("dp2-plain", PLAIN, probes=("gradients",)),
+            case("dp2-plain", PLAIN, DENSE, probes=("gradients",)),
             case("tp2", TP2, probes=all_probes),
-            case("tp2-plain", TP2, PLAIN),
+            case("tp2-plain", TP2, PLAIN, CHUNKED),
             case("tp2-sp", TP2, SP, probes=all_probes),
-            case("pp2", PP2, probes=("gradients",)),
+            case("pp2", PP2, CHUNKED, probes=("gradients",)),
             case("pp2-plain", PP2, PLAIN),
-            case("pp2-vpp2", PP2, VPP2, probes=("gradients",)),
-            case("tied-pp2", PP2, TIED, probes=("gradients",)),
+            case("pp2-vpp2", PP2, VPP2, DENSE, probes=("gradients",)),
+            case("tied-pp2", PP2, TIED, CHUNKED, probes=("gradients",)),
             case("dp2-to-tp2-sp", TP2, SP, resume=("dp2", 4)),
             case("dp2-to-pp2", PP2, resume=("dp2", 8)),
             case("dp2-to-tp2", TP2, resume=("dp2", 12)),
             case("five-pp2-recompute", PP2, *RECOMPUTE, recipe="five", probes=("gradients",), gradients=edges),
-            case("every-tp2-sp", TP2, SP, recipe="every"),
+            case("every-tp2-sp", TP2, SP, CHUNKED, recipe="every"),
             *worlds.attention("tp2", TP2, patterns=True, only=("attention",)),
-            *worlds.attention("cp2", CP2),
+            *worlds.attention("cp2", CP2, CHUNKED),
             *worlds.packed("cp2", CP2),
             *worlds.attention("pp2-recompute", PP2, *RECOMPUTE, only=("documents", "window")),
         ],
@@ -316,7 +317,7 @@ def worlds(corpus, tmp_path_factory) -> Worlds:
     worlds.start(
         4,
         [
-            case("tp2-pp2", TP2, PP2, SP, probes=("gradients",)),
+            case("tp2-pp2", TP2, PP2, SP, CHUNKED, probes=("gradients",)),
             case("tied-tp2-pp2", TP2, PP2, SP, TIED, probes=("gradients",)),
             case("dp2-to-tp2-pp2", TP2, PP2, resume=("dp2", 8)),
             case("five-tp2-pp2", TP2, PP2, recipe="five", probes=("gradients",), gradients=edges),

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # From a decoder that exists to an encoder, on a laptop's CPU: SmolLM2-135M is imported and checked against transformers,
-# then trained on by two recipes, MLM alone and CLM before MLM, exported, and compared. At most fifteen minutes on two
-# cores once installed; SHORT=1 takes at most four.
+# then trained on by two recipes, MLM alone and CLM before MLM, exported, and compared. About twenty minutes on two
+# cores once installed; SHORT=1 takes about four.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."

@@ -98,8 +98,11 @@ def _packed_errors(chunk, pattern: Pattern) -> tuple[float, float]:
     parameters = [p for p in chunk.parameters() if p.requires_grad]
 
     def gradients(outputs: torch.Tensor) -> list[torch.Tensor]:
-        found = torch.autograd.grad((outputs * weight).sum(), parameters, allow_unused=True)
-        return [gradient for gradient in found if gradient is not None]
+        chunk.zero_grad_buffer()
+        for p in parameters:
+            p.grad = None  # the optimizer's: after a step it may be `main_grad` itself
+        (outputs * weight).sum().backward()
+        return [p.main_grad.clone() for p in parameters if p.main_grad.any()]  # the output layer has none
 
     packed = _hidden(chunk, sequence, pattern_params([pattern], LENGTH, [dense.extent(LENGTH, (edge,), prefix)]))
     parts = []

@@ -11,15 +11,19 @@ import argparse
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from common import compared, make_parser, resident, tell
 
 GIB = 1024**3
 SHARD = 1_000_000_000
+BYTES_PER_LAYER = 202_000_000
 TENSOR_PARALLEL = 4  # of the rank that starts
 SHAPE = {
     "vocab_size": 128_256,
@@ -35,9 +39,9 @@ SHAPE = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Measure and print; see the module's docstring."""
+    parser = make_parser(__doc__, rounds=1)
     parser.add_argument("--layers", type=int, default=28, help="28 make 3.2B parameters")
-    parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--folder", type=Path, help="where to put the temporary files (default: the system's place)")
     parser.add_argument("--job", choices=JOBS, help=argparse.SUPPRESS)
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
@@ -46,31 +50,31 @@ def main() -> None:
         JOBS[args.job](args.work)
         return
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        rows = measure(Path(folder), args.layers)
-    for row in rows:
-        print(f"{row['case']:<28} {row['ours']:6.2f} of {row['peer']:6.2f} {row['unit']}  {row['ratio']:.2f}", end="")
-        print(f"  (at most {row['ratio_max']})")
-    if args.json:
-        args.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+        need_room(Path(folder), args.layers)
+        tell(results(Path(folder), args.layers, args.rounds), args.json)
 
 
-def measure(work: Path, layers: int) -> list[dict]:
+def need_room(folder: Path, layers: int) -> None:
+    """Leave with status 2 where `folder` cannot take model, import and export."""
+    needed, free = 3 * BYTES_PER_LAYER * (layers + 5), shutil.disk_usage(folder).free  # 5: of the embedding
+    if free < needed:
+        print(f"convert: {folder} has {free / 1e9:.0f} GB free of {needed / 1e9:.0f} GB; give --folder or --layers")
+        sys.exit(2)
+
+
+def results(work: Path, layers: int, rounds: int) -> Iterator[dict]:
+    """Peak memory of each job against what it may take: a ratio of 1.05 is the most for an import, 1 for the others."""
     size = make_llama(work / "llama", layers)
     print(f"{size / 1e9:.2f} GB of weights, {layers} layers", flush=True)
-    rows = [row("import / model", peak("import", work), size, 1.05)]
-    rows.append(row("export / (shard x 1.3 + GiB)", peak("export", work), 1.3 * SHARD + GIB, 1.0))
+
+    def told(case: str, job: str, peer: Callable[[], float]) -> dict:
+        return compared(case, "GB", [(peak(job, work) / 1e9, peer() / 1e9) for _ in range(rounds)])
+
+    yield told("convert: import / model", "import", lambda: size)
+    yield told("convert: export / (shard x 1.3 + GiB)", "export", lambda: 1.3 * SHARD + GIB)
     check_equal(work / "llama", work / "back")
-    used = peak("start", work)
-    own, largest = json.loads((work / "start.json").read_text())
-    rows.append(row("start / (slices + largest)", used, own + largest, 1.0))
-    return rows
-
-
-def row(case: str, ours: float, peer: float, most: float) -> dict:
-    return {
-        **{"case": case, "ours": ours / 1e9, "peer": peer / 1e9, "unit": "GB", "ratio": ours / peer},
-        **{"ratio_min": None, "ratio_max": most},
-    }
+    start = work / "start.json"  # the rank writes it: bytes of its slices, and of the largest
+    yield told("convert: start / (slices + largest)", "start", lambda: sum(json.loads(start.read_text())))
 
 
 def make_llama(folder: Path, layers: int) -> int:
@@ -132,24 +136,15 @@ def peak(job: str, work: Path) -> float:
     assert child.stdout is not None
     base, most = float(child.stdout.readline().split()[1]), 0
     while child.poll() is None:
-        most = max(most, anonymous(child.pid))
+        most = max(most, resident("RssAnon", child.pid))
         time.sleep(0.002)
     if child.returncode:
         raise SystemExit(f"{job} failed")
     return most - base
 
 
-def anonymous(pid: int | str = "self") -> int:
-    """RssAnon of a process, bytes; 0 once it is gone."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("RssAnon")), 0)
-
-
 def ready() -> None:
-    print("ready", anonymous(), flush=True)
+    print("ready", resident("RssAnon"), flush=True)
 
 
 def do_import(work: Path) -> None:
@@ -157,6 +152,7 @@ def do_import(work: Path) -> None:
 
     from megatron_mlmclm.convert import import_hf
 
+    shutil.rmtree(work / "imported", ignore_errors=True)  # of the round before
     ready()
     import_hf(work / "llama", work / "imported")
 
@@ -167,6 +163,7 @@ def do_export(work: Path) -> None:
 
     from megatron_mlmclm.convert import export_hf
 
+    shutil.rmtree(work / "back", ignore_errors=True)
     ready()
     export_hf(work / "imported", work / "back", target="llama", max_shard_size=f"{SHARD // 1_000_000}MB")
 
