@@ -9,12 +9,13 @@ i + 1).
 import bisect
 import hashlib
 import mmap
+import shutil
 import struct
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 import orjson
@@ -129,6 +130,10 @@ class IndexedReader:
         ends = np.append(np.frombuffer(self._pointers, np.int64) // self.dtype.itemsize, self.n_tokens)
         return np.diff(ends[np.frombuffer(self._documents, np.int64)])
 
+    def sequence_counts(self, begin: int, end: int) -> np.ndarray:
+        """Sequences of each of the documents `begin` to `end` - 1 (to the last, if there are fewer), a copy, int32."""
+        return np.diff(np.frombuffer(self._documents[begin : end + 1], np.int64)).astype(np.int32)
+
     def document_bounds(self, begin: int, end: int) -> np.ndarray:
         """Where documents `begin` to `end` - 1 begin, and where the last of them ends, a copy, int64 [end - begin + 1].
 
@@ -213,22 +218,25 @@ def _read_header(idx: mmap.mmap, path: Path) -> tuple[np.dtype, int, int]:
 class IndexedWriter:
     """Context manager that writes PREFIX.bin and PREFIX.idx aside and names them at the end, or leaves nothing.
 
-    One sequence per document. Memory grows by 4 bytes a document. Existing files are replaced on success only; then an
-    older PREFIX.json goes too, for it would describe other data.
+    One sequence per document, unless told otherwise. Memory grows by 8 bytes a document. Existing files are replaced on
+    success only; then an older PREFIX.json goes too, for it would describe other data. Without any document it raises
+    UserError, or makes no file where it `may_be_empty`.
     """
 
-    def __init__(self, prefix: str | Path, dtype: np.dtype | type) -> None:
+    def __init__(self, prefix: str | Path, dtype: np.dtype | type, may_be_empty: bool = False) -> None:
         self.idx_path, self.bin_path = data_path(prefix, ".idx"), data_path(prefix, ".bin")
         self._sidecar_path = data_path(prefix, ".json")
         self.dtype = np.dtype(dtype)
+        self.may_be_empty = may_be_empty
         self._code = CODES[self.dtype]
-        self._lengths = array("i")
+        self._lengths = array("i")  # tokens of each sequence
+        self._counts = array("i")  # sequences of each document
         self.n_tokens = 0
 
     @property
     def n_documents(self) -> int:
         """Documents written so far."""
-        return len(self._lengths)
+        return len(self._counts)
 
     def __enter__(self) -> Self:
         self._bin_temp, self._idx_temp = temp_name(self.bin_path), temp_name(self.idx_path)
@@ -240,21 +248,41 @@ class IndexedWriter:
         """Append one document, ids [length >= 1]."""
         self.add_documents(np.asarray(ids), [len(ids)])
 
-    def add_documents(self, flat_ids: np.ndarray, lengths: Sequence[int] | np.ndarray) -> None:
-        """Append documents: integer ids [sum of lengths] one after the other, and lengths [documents], all >= 1.
+    def add_documents(
+        self,
+        flat_ids: np.ndarray,
+        lengths: Sequence[int] | np.ndarray,
+        counts: Sequence[int] | np.ndarray | None = None,
+    ) -> None:
+        """Append documents: integer ids [sum of lengths] one after the other, and lengths [sequences], all >= 1.
 
-        Errors: UserError for an id that the dtype cannot hold; ValueError for lengths that do not fit the ids.
+        counts [documents] says how many sequences each document has, 0 included; without it, one each.
+        Errors: UserError for an id that the dtype cannot hold; ValueError for lengths or counts that do not fit.
         """
         sizes = np.asarray(lengths, dtype=np.int64)
-        if sizes.size == 0:
-            return
-        if sizes.min() < 1 or sizes.max() > np.iinfo(np.int32).max or sizes.sum() != len(flat_ids):
-            raise ValueError(f"lengths from {sizes.min()} to {sizes.max()} do not share out {len(flat_ids)} ids")
-        self._check_ids(flat_ids)
-        with os_errors(self.bin_path):
-            self._bin.write(np.ascontiguousarray(flat_ids, dtype=self.dtype))
+        shares = np.ones(sizes.size, np.int64) if counts is None else np.asarray(counts, dtype=np.int64)
+        if shares.sum() != sizes.size or (shares < 0).any():
+            raise ValueError(f"{shares.size} documents do not share out {sizes.size} sequences")
+        if sizes.size:
+            if sizes.min() < 1 or sizes.max() > np.iinfo(np.int32).max or sizes.sum() != len(flat_ids):
+                raise ValueError(f"lengths from {sizes.min()} to {sizes.max()} do not share out {len(flat_ids)} ids")
+            self._check_ids(flat_ids)
+            with os_errors(self.bin_path):
+                self._bin.write(np.ascontiguousarray(flat_ids, dtype=self.dtype))
         self._lengths.frombytes(sizes.astype(np.int32).tobytes())
+        self._counts.frombytes(shares.astype(np.int32).tobytes())
         self.n_tokens += len(flat_ids)
+
+    def add_indexed(self, reader: IndexedReader) -> None:
+        """Append all of `reader`, sequences and documents as they are. ValueError for another dtype."""
+        if reader.dtype != self.dtype:
+            raise ValueError(f"{reader.prefix} holds {reader.dtype}, not {self.dtype}")
+        with os_errors(self.bin_path), reader.bin_path.open("rb") as file:
+            shutil.copyfileobj(file, self._bin, 1 << 22)
+        self._lengths.frombytes(reader.lengths.view(np.uint8))
+        for start in range(0, reader.n_documents, STRETCH):
+            self._counts.frombytes(reader.sequence_counts(start, start + STRETCH).tobytes())
+        self.n_tokens += reader.n_tokens
 
     def _check_ids(self, ids: np.ndarray) -> None:
         if ids.dtype.kind not in "iu":
@@ -281,6 +309,8 @@ class IndexedWriter:
 
     def _finish(self) -> None:
         if not self._lengths:
+            if self.may_be_empty:
+                return
             raise UserError(f"{self.bin_path}: no document to write; the input is empty")
         self._write_index()
         # An old index beside new tokens, or an old sidecar beside new data, could pass for right: they go first.
@@ -290,13 +320,24 @@ class IndexedWriter:
         commit(self._idx_temp, self.idx_path)
 
     def _write_index(self) -> None:
-        count = len(self._lengths)
         lengths = np.frombuffer(self._lengths, dtype=np.int32)
-        pointers = np.zeros(count, dtype=np.int64)
-        np.cumsum(lengths[:-1], out=pointers[1:])
-        pointers *= self.dtype.itemsize
         with self._idx_temp.open("wb") as file:
-            file.write(HEADER.pack(MAGIC, VERSION, self._code, count, count + 1))
+            file.write(HEADER.pack(MAGIC, VERSION, self._code, len(lengths), self.n_documents + 1))
             file.write(lengths)
-            file.write(pointers)
-            file.write(np.arange(count + 1, dtype=np.int64))
+            _write_starts(file, lengths, self.dtype.itemsize)
+            counts = np.frombuffer(self._counts, dtype=np.int32)
+            total = _write_starts(file, counts, 1)
+            file.write(np.array([total], np.int64))
+
+
+def _write_starts(file: BinaryIO, sizes: np.ndarray, unit: int) -> int:
+    """Write where each of `sizes` begins when they stand one after the other, int64, in units of `unit`; give the end.
+
+    A stretch at a time: all of a large corpus would be another 8 bytes a document.
+    """
+    at = 0
+    for start in range(0, len(sizes), STRETCH):
+        ends = at + np.cumsum(sizes[start : start + STRETCH], dtype=np.int64) * unit
+        file.write(np.concatenate(([at], ends[:-1])).astype(np.int64))
+        at = int(ends[-1])
+    return at

@@ -10,9 +10,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the two sub-verbs."""
     jobs = parser.add_subparsers(dest="job", metavar="JOB", required=True)
     train = jobs.add_parser("train", help="train a byte-level BPE with [PAD] [MASK] [BOS] [EOS] as ids 0 to 3")
-    train.add_argument(
-        "inputs", nargs="+", metavar="INPUT", help=".jsonl, .txt (one document per line), folder or glob"
-    )
+    train.add_argument("inputs", nargs="+", metavar="INPUT", help="text, in all the forms that preprocess reads")
     train.add_argument("--vocab-size", type=int, required=True, metavar="N", help="pieces, special tokens counted")
     train.add_argument("--output", required=True, metavar="DIR", help="folder to make; transformers loads it")
     train.add_argument("--text-key", default="text", metavar="KEY", help="key of the text in .jsonl (default: text)")
@@ -28,14 +26,15 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _train(args: argparse.Namespace) -> None:
-    from megatron_mlmclm.data.text import find_files, iter_documents
+    from megatron_mlmclm.data.sources import find_sources
+    from megatron_mlmclm.data.text import iter_documents
     from megatron_mlmclm.data.tokenizer_make import train_bpe
 
     seen = 0
 
     def documents():  # noqa: ANN202
         nonlocal seen
-        for document in iter_documents(find_files(args.inputs), args.text_key):
+        for document in iter_documents(find_sources(args.inputs), args.text_key):
             seen += 1
             yield document
         if not seen:
