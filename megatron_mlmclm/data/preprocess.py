@@ -170,7 +170,8 @@ def preprocess(
         if options.slice:
             return []
         _tell_bad(made, say)
-        done = _join(job, shards, made, prefixes, inputs, best_dtype(loaded.vocab_size))
+        _refuse_nothing(parts, made, prefixes, inputs)
+        done = _join(job, shards, made, prefixes, best_dtype(loaded.vocab_size))
         for summary in done:
             sidecar = _sidecar(loaded, summary, [source.path for source in sources], options)
             write_file(data_path(summary.prefix, ".json"), sidecar)
@@ -229,16 +230,21 @@ def _sample(sources: list[Source], reading: Reading) -> Iterator[str]:
             yield from column[: SAMPLE // len(some)]
 
 
-def _join(
-    job: Job, shards: list[Shard], made: list[Made], prefixes: list[str], inputs: Sequence[str], dtype: np.dtype
-) -> list[Summary]:
+def _refuse_nothing(parts: Path, made: list[Made], prefixes: list[str], inputs: Sequence[str]) -> None:
+    """UserError where no document came of a text key; then the shards are worth nothing and go."""
+    for key, prefix in enumerate(prefixes):
+        if not any(result.documents[key] for result in made):
+            discard(parts)
+            empty, bad = sum(result.empty[key] for result in made), sum(result.bad for result in made)
+            why = f"{empty:,} are empty, {bad:,} bad" if empty or bad else "every line is blank"
+            raise UserError(f"{', '.join(inputs)}: no document to write to {prefix}: {why}")
+
+
+def _join(job: Job, shards: list[Shard], made: list[Made], prefixes: list[str], dtype: np.dtype) -> list[Summary]:
     """Join each key's shards to its prefix; all are written before the first is named."""
     done, bad = [], sum(result.bad for result in made)
     for key, prefix in enumerate(prefixes):
         skipped = sum(result.empty[key] for result in made)
-        if not any(result.documents[key] for result in made):
-            why = f"{skipped:,} are empty, {bad:,} bad" if skipped or bad else "every line is blank"
-            raise UserError(f"{', '.join(inputs)}: no document to write to {prefix}: {why}")
         with IndexedWriter(Path(job.parts) / f"joined-{key}", dtype) as writer:
             for shard, result in zip(shards, made, strict=True):
                 if result.documents[key]:

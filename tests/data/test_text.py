@@ -11,6 +11,8 @@ from megatron_mlmclm.data.sources import Source, find_sources
 from megatron_mlmclm.data.text import Reading, Slice, iter_documents, read_slice
 from megatron_mlmclm.errors import UserError
 
+PLAIN = Reading()
+
 
 def source(path, form=None) -> Source:
     return find_sources([path], form)[0]
@@ -21,7 +23,7 @@ def read(path, content: bytes, key="text"):
     return list(iter_documents([source(path)], key))
 
 
-def texts(part: Slice, reading=Reading(), on_bad=None) -> list[str]:
+def texts(part: Slice, reading=PLAIN, on_bad=None) -> list[str]:
     batches = read_slice(part, reading, on_bad) if on_bad else read_slice(part, reading)
     return [text for batch in batches for text in batch.texts[0]]
 
